@@ -1,0 +1,5 @@
+"""``python -m preimage``."""
+
+from preimage.cli import entry
+
+entry()

@@ -1,0 +1,24 @@
+"""The command line: parse, call the library, print.
+
+Exit codes: 0 done; 1 done, and something was not recovered; 2 bad input; 130 interrupted, resumable. 70 is a
+bug in preimage itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+DONE, NOT_RECOVERED, BAD_INPUT, BUG, INTERRUPTED = 0, 1, 2, 70, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; ``sys.exit`` is the caller's."""
+    from preimage.cli.running import run
+
+    return run(list(sys.argv[1:] if argv is None else argv))
+
+
+def entry() -> None:
+    """What the installed ``preimage`` script calls."""
+    sys.exit(main())

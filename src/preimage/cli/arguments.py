@@ -1,0 +1,67 @@
+"""Arguments that several commands share, and what they turn into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from preimage.errors import OptionError
+
+if TYPE_CHECKING:
+    from preimage.models import LanguageModel, ModelPreview
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Model = Annotated[str, typer.Option("--model", help="Alias, hub id, folder of safetensors, or GGUF file.")]
+Dtype = Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")]
+Texts = Annotated[list[str] | None, typer.Option("--text", help="A prompt; may be repeated.")]
+Source = Annotated[
+    str | None,
+    typer.Option(
+        "--prompts",
+        help="FILE.txt, .jsonl or .parquet, default, default:prose, default:code, random, "
+        "or datasets:NAME[:SPLIT[:COLUMN]].",
+    ),
+]
+Count = Annotated[int | None, typer.Option(help="Use so many prompts of --prompts.")]
+Length = Annotated[int | None, typer.Option(help="Cut --prompts into windows of so many tokens.")]
+Seed = Annotated[int, typer.Option(help="Seed of every random choice; stored in the result.")]
+Bos = Annotated[
+    bool | None,
+    typer.Option("--bos/--no-bos", help="Begin with BOS or not; default: the tokenizer's way."),
+]
+
+
+@dataclass(frozen=True)
+class PromptChoice:
+    """Which prompts a command was given."""
+
+    texts: list[str] | None
+    source: str | None
+    count: int | None = None
+    length: int | None = None
+    seed: int = 0
+    bos: bool | None = None
+
+    def token_ids(self, model: LanguageModel | ModelPreview) -> list[tuple[int, ...]]:
+        """Their token ids, checked against the model's vocabulary and context."""
+        from preimage.prompts import PromptOptions, gather
+
+        if bool(self.texts) == bool(self.source):
+            given = "both" if self.texts else "neither"
+            raise OptionError(f"--text and --prompts: {given} given.", "Give one of them.")
+        options = PromptOptions(
+            count=self.count, length=self.length, seed=self.seed, bos=self.bos,
+            keep_duplicates=bool(self.texts),
+        )  # fmt: skip
+        source = list(self.texts) if self.texts else self.source
+        found = gather(
+            source,  # type: ignore[arg-type]  # one of the two is given
+            model.tokenizer,
+            options,
+            vocab_size=model.vocab_size,
+            max_length=model.max_length,
+        )
+        return list(found)

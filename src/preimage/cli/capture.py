@@ -1,0 +1,106 @@
+"""``preimage capture``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from preimage.cli.arguments import (
+    Bos,
+    Count,
+    Device,
+    Dtype,
+    Json,
+    Length,
+    Model,
+    PromptChoice,
+    Seed,
+    Source,
+    Texts,
+)  # fmt: skip
+from preimage.cli.terminal import print_json, print_lines, progress_bar
+from preimage.errors import OptionError
+from preimage.schema import SCHEMA
+
+
+def capture(
+    out: Annotated[Path, typer.Option(help="Folder of the bundle to make.")],
+    model: Model = "smollm2",
+    text: Texts = None,
+    prompts: Source = None,
+    count: Count = None,
+    length: Length = None,
+    seed: Seed = 0,
+    bos: Bos = None,
+    layers: Annotated[str, typer.Option(help="all, 15, 0-4, 1,8,final …")] = "all",
+    positions: Annotated[str, typer.Option(help="all, or last.")] = "all",
+    batch_tokens: Annotated[int | None, typer.Option(help="Tokens in one pass.")] = None,
+    withhold_ids: Annotated[bool, typer.Option(help="Leave the token ids out of the bundle.")] = False,
+    from_tensor: Annotated[
+        Path | None, typer.Option(help="Make the bundle from this .safetensors or .npy instead.")
+    ] = None,
+    layer: Annotated[str | None, typer.Option(help="The layer of --from-tensor.")] = None,
+    key: Annotated[str | None, typer.Option(help="The tensor's name in --from-tensor.")] = None,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Run prompts through a model and keep their hidden states in a bundle."""
+    if from_tensor is not None:
+        _from_tensor(from_tensor, layer, key, model, out, json)
+        return
+    if layer is not None or key is not None:
+        raise OptionError("--layer and --key go with --from-tensor.", "Use --layers to choose layers.")
+    import preimage
+    from preimage.models import parse_layers, preview
+
+    choice = PromptChoice(text, prompts, count, length, seed, bos)
+    known = preview(model)
+    if known is not None:  # refuse bad input before the weights are read
+        parse_layers(layers, known.n_layers)
+        choice.token_ids(known)
+    loaded = preimage.load(model, dtype=dtype, device=device)
+    with progress_bar() as progress:
+        states = preimage.capture(
+            loaded, choice.token_ids(loaded), layers, positions=positions,  # type: ignore[arg-type]
+            batch_tokens=batch_tokens, out=out, withhold_ids=withhold_ids, progress=progress,
+        )  # fmt: skip
+    _report(states, out, json)
+
+
+def _from_tensor(path: Path, layer: str | None, key: str | None, model: str, out: Path, json: bool) -> None:
+    """A bundle of a tensor from elsewhere. Which model made it is not claimed; its layers are checked."""
+    from preimage.models import parse_layer, preview
+    from preimage.states import States, read_tensor
+
+    if layer is None:
+        raise OptionError("--from-tensor needs --layer.", "Say at which layer the states were taken.")
+    known = preview(model)
+    tensor = read_tensor(path, key)
+    number = parse_layer(layer, known.n_layers if known else 10**6)
+    states = States.from_tensor(tensor, number)
+    if known is not None and states.d_model != known.d_model:
+        raise OptionError(
+            f"{path.name} holds states {states.d_model} wide, those of {model} are {known.d_model}.",
+            "Name the model that made them with --model.",
+        )
+    states.save(out)
+    _report(states, out, json)
+
+
+def _report(states: object, out: Path, json: bool) -> None:
+    from preimage.states import States
+
+    assert isinstance(states, States)
+    if json:
+        print_json(
+            {
+                "schema": SCHEMA, "command": "capture", "bundle": str(out), "model": states.model,
+                "prompts": len(states), "layers": list(states.layers), "positions": states.positions,
+                "noise_floor": {str(k): v for k, v in states.noise_floor.items()},
+            }
+        )  # fmt: skip
+    else:
+        print_lines(f"{states!r} in {out}", f"Next: preimage invert {out} --layer {states.layers[-1]}")

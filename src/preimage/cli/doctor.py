@@ -1,0 +1,85 @@
+"""``preimage doctor``."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+
+from preimage.cli import DONE, NOT_RECOVERED
+from preimage.cli.arguments import Json
+from preimage.cli.terminal import print_json, print_table
+from preimage.schema import SCHEMA
+
+
+def doctor(json: Json = False) -> int:
+    """Say what this machine has, what is missing, and what to do about it."""
+    checks = [_python(), *_packages(), _device(), _cache(), _default_model(), *_extras()]
+    if json:
+        rows = [dict(zip(("check", "ok", "found"), check, strict=True)) for check in checks]
+        print_json({"schema": SCHEMA, "command": "doctor", "checks": rows})
+    else:
+        rows_ = [["ok" if ok else "--", name, found] for name, ok, found in checks]
+        print_table("preimage doctor", ["", "what", "found"], rows_)
+    needed = [ok for name, ok, _ in checks if not name.startswith("extra ")]
+    return DONE if all(needed) else NOT_RECOVERED
+
+
+def _python() -> tuple[str, bool, str]:
+    import sys
+
+    return "python", sys.version_info >= (3, 11), platform.python_version()
+
+
+def _packages() -> list[tuple[str, bool, str]]:
+    names = (
+        "preimage",
+        "torch",
+        "transformers",
+        "safetensors",
+        "tokenizers",
+        "gguf",
+        "numpy",
+        "pyarrow",
+    )
+    found = []
+    for name in names:
+        try:
+            found.append((name, True, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            found.append((name, False, f"missing; pip install {name}"))
+    return found
+
+
+def _device() -> tuple[str, bool, str]:
+    import torch
+
+    if torch.cuda.is_available():
+        return "device", True, f"cuda, {torch.cuda.get_device_name()}"
+    return "device", True, f"cpu, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
+
+
+def _cache() -> tuple[str, bool, str]:
+    from preimage.models import cache_folder
+
+    folder = cache_folder()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if os.access(existing, os.W_OK):
+        return "cache", True, str(folder)
+    return "cache", False, f"{folder} cannot be written; set PREIMAGE_CACHE to a folder that can"
+
+
+def _default_model() -> tuple[str, bool, str]:
+    from preimage.models import ALIASES, converted_folder
+
+    folder = converted_folder(ALIASES["smollm2"])
+    if folder.is_dir():
+        return "default model", True, str(folder)
+    return "default model", False, "not fetched yet; run `preimage models --fetch smollm2`"
+
+
+def _extras() -> list[tuple[str, bool, str]]:
+    try:
+        return [("extra data", True, f"datasets {metadata.version('datasets')}")]
+    except metadata.PackageNotFoundError:
+        return [("extra data", False, 'not installed; pip install "preimage[data]"')]

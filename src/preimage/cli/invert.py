@@ -1,0 +1,126 @@
+"""``preimage invert``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from preimage.cli import DONE, NOT_RECOVERED
+from preimage.cli.arguments import (
+    Bos,
+    Count,
+    Device,
+    Dtype,
+    Json,
+    Length,
+    PromptChoice,
+    Seed,
+    Source,
+    Texts,
+)  # fmt: skip
+from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
+from preimage.errors import OptionError
+from preimage.schema import SCHEMA
+
+if TYPE_CHECKING:
+    from preimage.results import Inversion
+    from preimage.states import States
+
+
+def invert(
+    bundle: Annotated[Path | None, typer.Argument(help="A state bundle, to invert blind.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Alias, hub id, folder or GGUF file; default: the bundle's, or smollm2."),
+    ] = None,
+    text: Texts = None,
+    prompts: Source = None,
+    count: Count = None,
+    length: Length = None,
+    seed: Seed = 0,
+    bos: Bos = None,
+    layer: Annotated[str | None, typer.Option(help="The layer to invert from.")] = None,
+    method: Annotated[str, typer.Option(help="sipit or brute-force.")] = "sipit",
+    tolerance: Annotated[float | None, typer.Option(help="Relative; default: calibrated.")] = None,
+    max_tests: Annotated[int | None, typer.Option(help="Verifier tests a prompt may cost.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds a prompt may cost.")] = None,
+    published_cost: Annotated[bool, typer.Option(help="No prefix cache, no batches.")] = False,
+    any_model: Annotated[bool, typer.Option(help="Try also a model that did not make the bundle.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")] = None,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    json: Json = False,
+) -> int:
+    """Recover prompts from hidden states: of a bundle, or of prompts run for this purpose."""
+    import preimage
+    from preimage.inversion import InvertOptions
+
+    options = InvertOptions(
+        method=method, seed=seed, tolerance=tolerance, max_tests=max_tests, timeout=timeout,  # type: ignore[arg-type]
+        published_cost=published_cost,
+    )  # fmt: skip
+    choice = PromptChoice(text, prompts, count, length, seed, bos)
+    states = None
+    if bundle is not None:
+        if text or prompts:
+            raise OptionError("A bundle and prompts were given.", "Give one of them.")
+        states = preimage.open_states(bundle)
+        model = model or (states.model["name"] if states.model else None)
+    name = model or "smollm2"
+    _check_early(name, choice, layer, states)
+    loaded = preimage.load(name, dtype=dtype, device=device)
+    if states is None:
+        states = preimage.capture(
+            loaded, choice.token_ids(loaded), layer if layer else _middle(loaded.n_layers)
+        )
+    elif not any_model:
+        states.require_made_by(loaded)
+    with progress_bar() as progress:
+        found = preimage.invert(loaded, states, layer, options=options, out=out, progress=progress)
+    if json:
+        results = [_with_truth(result, states, index) for index, result in enumerate(found)]
+        document = {"schema": SCHEMA, "command": "invert", "model": loaded.identity.to_dict()}
+        print_json(document | {"results": results})
+    else:
+        _show(found)
+    return DONE if all(result.status == "recovered" for result in found) else NOT_RECOVERED
+
+
+def _check_early(name: str, choice: PromptChoice, layer: str | None, states: States | None) -> None:
+    """Refuse bad input before the weights are read."""
+    from preimage.models import parse_layer, preview
+
+    known = preview(name)
+    if known is None:
+        return
+    if layer is not None:
+        parse_layer(layer, known.n_layers)
+    if states is None:
+        choice.token_ids(known)
+
+
+def _middle(n_layers: int) -> str:
+    return str((n_layers + 1) // 2)
+
+
+def _with_truth(result: Inversion, states: States, index: int) -> dict[str, Any]:
+    """The result, and whether it is the prompt that was run, where that is known."""
+    truth = states.token_ids[index] if states.token_ids is not None else None
+    exact = None if truth is None else result.token_ids == truth
+    return {"index": index, "exact": exact, **result.to_dict()}
+
+
+def _show(found: list[Inversion]) -> None:
+    rows = []
+    for index, result in enumerate(found):
+        shown = result.text if result.text is not None else " ".join(map(str, result.token_ids))
+        rows.append([str(index), result.status, shown, str(result.tests), f"{result.seconds:.1f} s"])
+    print_table("Recovered prompts", ["#", "status", "prompt", "tests", "time"], rows)
+    for index, result in enumerate(found):
+        if result.reason:
+            print_lines(f"{index}: {result.reason}")
+        if result.status == "ambiguous":
+            print_lines(f"{index}: {result.fitting} prompts fit:")
+            print_lines(*(f"  {list(ids)}" for ids in result.alternatives))

@@ -1,0 +1,36 @@
+"""Budgets: how many tests and how many seconds one prompt may cost."""
+
+from __future__ import annotations
+
+import time
+
+
+class BudgetSpentError(Exception):
+    """The budget of a prompt ran out; caught by the search, which keeps what it has."""
+
+
+class Budget:
+    """Counts verifier tests and watches the clock."""
+
+    def __init__(self, max_tests: int, timeout: float | None) -> None:
+        self.tests = 0
+        self._max_tests = max_tests
+        self._timeout = timeout
+        self._start = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Time since the start."""
+        return time.perf_counter() - self._start
+
+    @property
+    def tests_left(self) -> int:
+        """Tests that may still be made."""
+        return self._max_tests - self.tests
+
+    def check(self) -> None:
+        """Raise when nothing may be spent any more."""
+        if self.tests_left <= 0:
+            raise BudgetSpentError(f"the budget of {self._max_tests} tests is spent")
+        if self._timeout is not None and self.seconds > self._timeout:
+            raise BudgetSpentError(f"the time limit of {self._timeout:g} s has passed")

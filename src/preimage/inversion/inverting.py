@@ -1,0 +1,188 @@
+"""``preimage.invert``: which prompt made these states?"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from preimage.errors import LayerError
+from preimage.execution import run_each
+from preimage.inversion.budget import Budget
+from preimage.inversion.last_only import invert_last
+from preimage.inversion.options import InvertOptions
+from preimage.inversion.policies import GradientPolicy, Policy, RandomPolicy
+from preimage.inversion.search import MAX_PROMPTS, Fit, Outcome, Search
+from preimage.inversion.twins import Rivals
+from preimage.inversion.uncached import UncachedPrefix
+from preimage.inversion.verifier import Trial, Verifier
+from preimage.models import LanguageModel, Layer, parse_layer
+from preimage.progress import Progress, silent
+from preimage.results import Inversion, RunFolder
+from preimage.states import States, noise_floor, storage_roundoff
+
+
+def invert(
+    model: LanguageModel,
+    states: States | Float[Tensor, "*batch position d_model"],
+    layer: int | str | None = None,
+    *,
+    options: InvertOptions | None = None,
+    out: str | Path | None = None,
+    progress: Progress = silent,
+    **changes: Any,
+) -> list[Inversion]:
+    """Recover every prompt from its states at one layer.
+
+    ``changes`` are fields of :class:`InvertOptions`, e.g. ``method="brute-force"``. A prompt is searched
+    position by position; what is returned as ``recovered`` was verified against the states, position by
+    position and as a whole. With ``out`` each result is kept in that run folder as it is found, and calling
+    again continues it. States of another model or layer are not refused here: they come back as
+    ``not_recovered`` (``states.require_made_by(model)`` refuses them at once).
+    """
+    chosen = replace(options or InvertOptions(), **changes)
+    if isinstance(states, Tensor):
+        if layer is None:
+            raise LayerError("A bare tensor does not say its layer.", "Give layer=.")
+        states = States.from_tensor(states, parse_layer(layer, model.n_layers))
+    at = _choose_layer(states, layer, model.n_layers)
+    states.require_width(model)
+    verifier = _verifier(model, states, at, chosen)
+    for index in range(len(states)):  # refuse bad numbers before any work is done
+        states.finite_at(index, at)
+    folder = None if out is None else _run_folder(Path(out), model, states, at, chosen)
+
+    def one(index: int) -> Inversion:
+        if folder is not None and str(index) in folder.items:
+            return Inversion.from_dict(folder.items[str(index)])
+        result = _invert_one(model, states, index, verifier, chosen)
+        if folder is not None:
+            folder.add(str(index), result.to_dict())
+        return result
+
+    results = run_each(one, range(len(states)), progress, "prompts inverted")
+    if folder is not None:
+        folder.finish({"results": [result.to_dict() for result in results]})
+    return results
+
+
+def _run_folder(
+    out: Path, model: LanguageModel, states: States, layer: Layer, options: InvertOptions
+) -> RunFolder:
+    plan = {
+        "command": "invert",
+        "model": model.identity.to_dict(),
+        "states": states.fingerprint(layer),
+        "layer": layer,
+        "options": options.to_dict(),
+    }
+    return RunFolder(out, plan)
+
+
+def _choose_layer(states: States, layer: int | str | None, n_layers: int) -> Layer:
+    if layer is not None:
+        return parse_layer(layer, n_layers)
+    if len(states.layers) == 1:
+        return states.layers[0]
+    kept = ", ".join(map(str, states.layers))
+    raise LayerError(f"These states hold {len(states.layers)} layers.", f"Choose one of {kept}.")
+
+
+def _verifier(model: LanguageModel, states: States, layer: Layer, options: InvertOptions) -> Verifier:
+    floor = max(noise_floor(model, (layer,))[layer], states.noise_floor.get(layer, 0.0))
+    return Verifier(
+        model,
+        layer,
+        floor=floor,
+        roundoff=storage_roundoff(states.dtype, model.dtype),
+        tolerance=options.tolerance,
+    )
+
+
+def _invert_one(
+    model: LanguageModel, states: States, index: int, verifier: Verifier, options: InvertOptions
+) -> Inversion:
+    observed = states.finite_at(index, verifier.layer)
+    run_before = model.forward_tokens
+    bound = len(observed) * model.vocab_size
+    budget = Budget(min(options.max_tests or bound, bound), options.timeout)
+    if states.positions == "last":
+        outcome = invert_last(model, observed, verifier, budget)
+    else:
+        outcome = _search(model, observed, verifier, options, budget, index)
+    return _result(model, outcome, verifier, options, budget, model.forward_tokens - run_before)
+
+
+def _search(
+    model: LanguageModel,
+    observed: Tensor,
+    verifier: Verifier,
+    options: InvertOptions,
+    budget: Budget,
+    index: int,
+) -> Outcome:
+    prefix: Trial = model.prefix(verifier.layer)
+    if options.published_cost:
+        prefix = UncachedPrefix(model, verifier.layer)
+    generator = torch.Generator().manual_seed(options.seed + index)
+
+    def policy(position: int) -> Policy:
+        if options.method == "brute-force":
+            return RandomPolicy(model.vocab_size, prefix.max_candidates, generator)
+        return GradientPolicy(model, prefix, observed[position], verifier.observe, options, generator)
+
+    return Search(observed, prefix, verifier, policy, Rivals(model), budget).run()
+
+
+def _result(
+    model: LanguageModel,
+    outcome: Outcome,
+    verifier: Verifier,
+    options: InvertOptions,
+    budget: Budget,
+    forward_tokens: int,
+) -> Inversion:
+    best: tuple[Fit, ...] = outcome.hypotheses[0] if outcome.hypotheses else outcome.partial
+    ids = tuple(fit.position.token_id for fit in best)
+    fitting, prompts = _expand(outcome.hypotheses)
+    others = [fit.position.runner_up_distance for fit in best if fit.position.runner_up_distance is not None]
+    positions = tuple(fit.position for fit in best)
+    failure = None if outcome.hypotheses else outcome.failure
+    if failure is not None and failure.index >= len(positions):
+        positions = (*positions, failure)
+    return Inversion(
+        status=("not_recovered", "recovered")[fitting] if fitting < 2 else "ambiguous",
+        token_ids=ids,
+        text=model.decode(ids),
+        layer=verifier.layer,
+        method=options.method,
+        seconds=budget.seconds,
+        forward_tokens=forward_tokens,
+        tests=budget.tests,
+        margin=min(others, default=None),
+        noise_floor=verifier.floor,
+        seed=options.seed,
+        positions=positions,
+        fitting=fitting,
+        alternatives=tuple(prompts) if fitting > 1 else (),
+        failed_position=None if failure is None else failure.index,
+        failed_distance=None if failure is None else failure.distance,
+        reason=outcome.reason if not outcome.hypotheses or "Stopped" in outcome.reason else "",
+    )
+
+
+def _expand(hypotheses: tuple[tuple[Fit, ...], ...]) -> tuple[int, list[tuple[int, ...]]]:
+    """How many prompts fit, and the first of them: each hypothesis with its twins exchanged freely."""
+    total = 0
+    listed: list[tuple[int, ...]] = []
+    for fits in hypotheses:
+        choices = [(fit.position.token_id, *fit.twins) for fit in fits]
+        total += math.prod(map(len, choices))
+        listed += list(itertools.islice(itertools.product(*choices), MAX_PROMPTS - len(listed)))
+    return total, listed

@@ -1,0 +1,223 @@
+"""The search over positions: accept, keep alternatives, back off, check the whole.
+
+One position after another (Algorithm 1). Where several tokens fit, the nearest is followed first and the
+others are kept; a dead end later on goes back to them, and so does the end of the prompt, to find out
+whether another prompt fits as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from preimage.inversion.budget import Budget, BudgetSpentError
+from preimage.inversion.policies import Policy
+from preimage.inversion.twins import Rivals
+from preimage.inversion.verifier import Trial, Verifier
+from preimage.results import Position
+
+MAX_PROMPTS = 64  # fitting prompts listed
+# Nothing within tolerance, but one token far nearer than every other: the step was noisier than the floor
+# (another shape, another device). It is followed, and the whole-sequence pass decides.
+_BACKOFF_TOLERANCES = 64.0
+_BACKOFF_RATIO = 8.0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A token that fits at a position, and the bit-identical embeddings that fit just as well."""
+
+    position: Position
+    twins: tuple[int, ...]
+
+
+@dataclass
+class Frame:
+    """A decided position and what else would have fitted there."""
+
+    chosen: Fit
+    others: list[Fit] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the search found: complete prompts, or where it failed."""
+
+    hypotheses: tuple[tuple[Fit, ...], ...]
+    partial: tuple[Fit, ...]
+    failure: Position | None
+    reason: str
+
+
+class Search:
+    """One prompt's search. ``policy`` makes a fresh policy for a position."""
+
+    def __init__(
+        self,
+        observed: Float[Tensor, "position d"],
+        prefix: Trial,
+        verifier: Verifier,
+        policy: Callable[[int], Policy],
+        rivals: Rivals,
+        budget: Budget,
+    ) -> None:
+        self._observed = observed
+        self._prefix = prefix
+        self._verifier = verifier
+        self._policy = policy
+        self._rivals = rivals
+        self._budget = budget
+        self._tolerances = verifier.tolerances(observed)
+        self._frames: list[Frame] = []
+        self._partial: tuple[Fit, ...] = ()
+        self._failure: Position | None = None
+        self._reason = ""
+
+    def run(self) -> Outcome:
+        """Search until every alternative is decided or the budget is spent."""
+        complete: list[tuple[Fit, ...]] = []
+        try:
+            while True:
+                if len(self._frames) == len(self._observed):
+                    if self._whole_sequence_fits():
+                        complete.append(tuple(frame.chosen for frame in self._frames))
+                elif self._decide(len(self._frames)):
+                    continue
+                if len(complete) >= MAX_PROMPTS or not self._back_up():
+                    break
+        except BudgetSpentError as spent:
+            self._reason = f"Stopped at position {len(self._frames)}: {spent}."
+            self._remember_partial()
+        return Outcome(tuple(complete), self._partial, self._failure, self._reason)
+
+    def _decide(self, index: int) -> bool:
+        """Find what fits at a position and step onto the nearest; False at a dead end."""
+        fits, nearest = self._solve(index)
+        if not fits and self._stands_out(nearest):
+            fits = [Fit(nearest, self._rivals.twins(nearest.token_id))]
+            self._verifier.distances(self._prefix, torch.tensor([nearest.token_id]), self._observed[index])
+        if not fits:
+            self._fail(nearest, "No token of the vocabulary fits")
+            return False
+        self._prefix.keep(0)
+        self._frames.append(Frame(fits[0], fits[1:]))
+        return True
+
+    def _solve(self, index: int) -> tuple[list[Fit], Position]:
+        """Test proposals until one fits, then its rivals; the winner is row 0 of the latest trial."""
+        observed, tolerance = self._observed[index], self._tolerances[index]
+        tested = torch.full((self._rivals.vocab_size,), math.inf, dtype=torch.float64)
+        policy = self._policy(index)
+        while True:
+            ids = policy.propose(torch.isinf(tested))
+            if len(ids) == 0:
+                break
+            self._test(ids, observed, tested)
+            if float(tested.min()) <= tolerance:
+                self._test_rivals(observed, tested)
+                break
+        order = tested.argsort()
+        count = int(torch.isfinite(tested).sum())
+        ranked = [
+            _position(index, int(token), tested, tolerance, order, count)
+            for token in order[: max(1, int((tested <= tolerance).sum()))]
+        ]
+        fits: list[Fit] = []
+        for position in ranked:
+            known = any(position.token_id in fit.twins for fit in fits)
+            if position.accepted and not known:
+                fits.append(Fit(position, self._rivals.twins(position.token_id)))
+        return fits, ranked[0]
+
+    def _test(self, ids: Tensor, observed: Tensor, tested: Tensor) -> None:
+        for part in ids.split(self._prefix.max_candidates):
+            self._budget.check()
+            part = part[: self._budget.tests_left]
+            tested[part] = self._verifier.distances(self._prefix, part, observed)
+            self._budget.tests += len(part)
+
+    def _test_rivals(self, observed: Tensor, tested: Tensor) -> None:
+        """Test the tokens most like the accepted one, which is tried again as row 0 to be kept."""
+        while True:
+            winner = int(tested.argmin())
+            rivals = self._rivals.of(winner, torch.isinf(tested))[: self._budget.tests_left]
+            for part in rivals.split(max(1, self._prefix.max_candidates - 1)) or (rivals,):
+                ids = torch.cat([part, torch.tensor([winner])]).roll(1)
+                distances = self._verifier.distances(self._prefix, ids, observed)
+                tested[part] = distances[1:]
+                self._budget.tests += len(part)
+            if int(tested.argmin()) == winner:
+                return
+
+    def _stands_out(self, nearest: Position) -> bool:
+        """Whether the nearest token, though out of tolerance, is much nearer than every other."""
+        rival = nearest.runner_up_distance
+        return (
+            nearest.distance <= _BACKOFF_TOLERANCES * nearest.tolerance
+            and rival is not None
+            and nearest.distance * _BACKOFF_RATIO <= rival
+        )
+
+    def _whole_sequence_fits(self) -> bool:
+        ids = [frame.chosen.position.token_id for frame in self._frames]
+        distances = self._verifier.whole_sequence(ids, self._observed)
+        ratios = [d / t if t else math.inf * d for d, t in zip(distances, self._tolerances, strict=True)]
+        worst = max(range(len(ids)), key=ratios.__getitem__)
+        if distances[worst] <= self._tolerances[worst]:
+            return True
+        chosen = self._frames[worst].chosen.position
+        self._fail(
+            Position(
+                worst, chosen.token_id, distances[worst], chosen.tolerance, False,
+                chosen.runner_up_id, chosen.runner_up_distance, chosen.tests,
+            ),
+            "The recovered prompt as a whole does not reproduce the state",
+        )  # fmt: skip
+        return False
+
+    def _fail(self, position: Position, what: str) -> None:
+        """Remember the dead end that got furthest."""
+        if self._failure is None or position.index >= self._failure.index:
+            self._failure = position
+            self._reason = (
+                f"{what} at position {position.index}: the nearest token, {position.token_id}, is "
+                f"{position.distance:.4g} away and {position.tolerance:.4g} is allowed. The model, layer or "
+                "BOS is another one, or the state was changed."
+            )
+            self._remember_partial()
+
+    def _remember_partial(self) -> None:
+        self._partial = tuple(frame.chosen for frame in self._frames)
+
+    def _back_up(self) -> bool:
+        """Go back to the latest position with an alternative and take it; False if there is none."""
+        while self._frames:
+            frame = self._frames.pop()
+            if frame.others:
+                self._prefix.crop(len(self._frames))
+                follow = frame.others.pop(0)
+                self._prefix.extend(torch.tensor([follow.position.token_id]))
+                self._frames.append(Frame(follow, frame.others))
+                return True
+        return False
+
+
+def _position(
+    index: int, token: int, tested: Tensor, tolerance: float, order: Tensor, count: int
+) -> Position:
+    other = next((int(o) for o in order[:2] if int(o) != token), None) if count > 1 else None
+    return Position(
+        index=index,
+        token_id=token,
+        distance=float(tested[token]),
+        tolerance=tolerance,
+        accepted=bool(tested[token] <= tolerance),
+        runner_up_id=other,
+        runner_up_distance=None if other is None else float(tested[other]),
+        tests=count,
+    )

@@ -1,0 +1,57 @@
+"""A prefix without a cache: what SIPIT costs as published.
+
+Every trial runs the whole prefix again, one candidate at a time, through all blocks. The numbers it gives
+are those of the cached prefix up to noise; only the cost differs.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from preimage.models import LanguageModel, Layer
+
+
+class UncachedPrefix:
+    """The interface of a prefix, at the published cost."""
+
+    max_candidates = 1
+
+    def __init__(self, model: LanguageModel, layer: Layer) -> None:
+        self._model = model
+        self._layer = layer
+        self._ids = torch.empty(0, dtype=torch.long)
+        self._trial = self._ids
+
+    def extend(self, ids: Int[Tensor, " position"]) -> Float[Tensor, "position d_model"]:
+        """Append tokens and return their states."""
+        start = len(self._ids)
+        self._ids = torch.cat([self._ids, ids.cpu()])
+        with torch.no_grad():
+            return self._run(self._model.embed(self._ids))[start:]
+
+    def crop(self, length: int) -> None:
+        """Forget everything from position ``length`` on."""
+        self._ids = self._ids[:length]
+
+    def try_tokens(self, ids: Int[Tensor, " candidate"]) -> Float[Tensor, "candidate d_model"]:
+        """F(v; prefix, t) for each candidate v, one full pass each."""
+        self._trial = ids.cpu()
+        with torch.no_grad():
+            return self.try_embeddings(self._model.embed(ids))
+
+    def try_embeddings(
+        self, embeddings: Float[Tensor, "candidate d_embedding"]
+    ) -> Float[Tensor, "candidate d_model"]:
+        """The same for continuous embeddings; gradients flow to them."""
+        before = self._model.embed(self._ids)
+        return torch.stack([self._run(torch.cat([before, row[None]]))[-1] for row in embeddings])
+
+    def keep(self, row: int) -> None:
+        """Make candidate ``row`` of the latest trial part of the prefix."""
+        self._ids = torch.cat([self._ids, self._trial[row : row + 1]])
+
+    def _run(self, embeddings: Tensor) -> Tensor:
+        layers = dict.fromkeys((self._layer, "final"))  # "final" makes all blocks run
+        return self._model.run(embeddings=embeddings[None], layers=tuple(layers))[self._layer][0]

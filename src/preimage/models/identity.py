@@ -1,0 +1,53 @@
+"""What makes a model the same model: its weights, hashed."""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """Written into every bundle and result; two models agree when their ``weight_hash`` does."""
+
+    name: str
+    revision: str | None
+    architecture: str
+    weight_hash: str
+    dtype: str
+    n_layers: int
+    d_model: int
+    vocab_size: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain json types."""
+        return asdict(self)
+
+
+def weight_hash(backbone: nn.Module) -> str:
+    """SHA-256 over names, shapes, types and bytes of a backbone's parameters.
+
+    The LM head is left out, because no hidden state depends on it: the same weights loaded with and without
+    a head are the same model. The values are those in memory, so another dtype is another hash.
+    """
+    named = sorted(backbone.named_parameters(), key=lambda item: item[0])
+    with ThreadPoolExecutor() as pool:  # hashlib lets go of the interpreter lock
+        digests = list(pool.map(lambda item: _tensor_digest(*item), named))
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def _tensor_digest(name: str, tensor: Tensor) -> bytes:
+    digest = hashlib.sha256(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+    digest.update(tensor_bytes(tensor))
+    return digest.digest()
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The raw little-endian bytes of a tensor of any type, bfloat16 included."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer

@@ -1,0 +1,175 @@
+"""The layer map F^l of a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from preimage.models.anatomy import Anatomy, block_input, block_output, discover
+from preimage.models.identity import ModelIdentity, weight_hash
+from preimage.models.layers import Layer
+from preimage.models.prefix import Prefix
+
+
+class _Reached(Exception):  # noqa: N818  # a signal, not an error
+    """Raised inside a forward pass once the deepest wanted layer is known; never leaves this file."""
+
+
+class LanguageModel:
+    """A decoder-only transformers model, seen as the maps F^l from prompts to hidden states.
+
+    The wrapped module runs its own ``forward``: numbers equal plain transformers bit for bit, and no weight
+    is touched.
+    """
+
+    def __init__(self, module: nn.Module, tokenizer: Any, *, name: str, revision: str | None = None) -> None:
+        self.module = module.eval()  # dropout would make every pass another map
+        self.tokenizer = tokenizer
+        self.name = name
+        self.revision = revision
+        self.anatomy: Anatomy = discover(module)
+        self.forward_tokens = 0  # token positions run so far, for whoever counts cost
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.name}: {type(self.module).__name__}, {self.n_layers} blocks, d_model {self.d_model}, "
+            f"vocabulary {self.vocab_size}, {self.dtype}, {self.device}>"
+        )
+
+    @property
+    def n_layers(self) -> int:
+        """L, the number of blocks."""
+        return len(self.anatomy.blocks)
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        return self.anatomy.d_model
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding table: every id below it is a candidate."""
+        return int(self.anatomy.embedding.num_embeddings)  # type: ignore[arg-type]
+
+    @property
+    def max_length(self) -> int | None:
+        """Longest prompt the model's positions allow; None where it has no limit."""
+        config = self.module.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
+        limit = getattr(config, "max_position_embeddings", None)
+        return int(limit) if limit else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type the model computes in."""
+        return next(self.anatomy.blocks[0].parameters()).dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the embedding table lies, and so where inputs go."""
+        return next(self.anatomy.embedding.parameters()).device
+
+    @cached_property
+    def identity(self) -> ModelIdentity:
+        """What ties results to this model; hashing the weights takes about a second per GB, once."""
+        return ModelIdentity(
+            name=self.name,
+            revision=self.revision,
+            architecture=type(self.module).__name__,
+            weight_hash=weight_hash(self.anatomy.backbone),
+            dtype=str(self.dtype).removeprefix("torch."),
+            n_layers=self.n_layers,
+            d_model=self.d_model,
+            vocab_size=self.vocab_size,
+        )
+
+    def embed(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d_embedding"]:
+        """Input embeddings as the backbone takes them, the model's own scaling included."""
+        embedded: Tensor = self.anatomy.embedding(ids.to(self.device))
+        return embedded
+
+    @cached_property
+    def embedding_table(self) -> Float[Tensor, "vocabulary d_embedding"]:
+        """The input embedding of every vocabulary id."""
+        with torch.inference_mode(False), torch.no_grad():  # gradients are taken beside it later
+            return self.embed(torch.arange(self.vocab_size))
+
+    def run(
+        self,
+        ids: Int[Tensor, "batch position"] | None = None,
+        *,
+        layers: Sequence[Layer],
+        embeddings: Float[Tensor, "batch position d_embedding"] | None = None,
+        cache: Any = None,
+    ) -> dict[Layer, Float[Tensor, "batch position d_model"]]:
+        """States at ``layers``; blocks above the deepest of them, and the LM head, do not run.
+
+        Give token ids or input embeddings. Gradients flow unless the caller turned them off.
+        """
+        inputs = {"inputs_embeds": embeddings} if ids is None else {"input_ids": ids.to(self.device)}
+        given = embeddings if ids is None else ids
+        assert given is not None, "give ids or embeddings"
+        self.forward_tokens += given.shape[0] * given.shape[1]
+        found: dict[Layer, Tensor] = {}
+        with self._taps(layers, found):
+            try:
+                output = self.anatomy.backbone(**inputs, past_key_values=cache, use_cache=cache is not None)
+                found["final"] = output.last_hidden_state
+            except _Reached:
+                pass
+        return {layer: found[layer] for layer in layers}
+
+    def states(
+        self, ids: Int[Tensor, "batch position"], layers: Sequence[Layer]
+    ) -> dict[Layer, Float[Tensor, "batch position d_model"]]:
+        """F^l at every position of equally long prompts, without gradients."""
+        with torch.inference_mode():
+            return self.run(ids, layers=layers)
+
+    def prefix(self, layer: Layer) -> Prefix:
+        """An empty prefix on which F^layer can be grown and tried."""
+        return Prefix(self, layer)
+
+    def decode(self, ids: Sequence[int]) -> str | None:
+        """The text of token ids, nothing skipped and nothing cleaned up; None without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        text: str = self.tokenizer.decode(
+            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    @contextmanager
+    def _taps(self, layers: Sequence[Layer], found: dict[Layer, Tensor]) -> Iterator[None]:
+        """Hooks that copy the wanted states out of a pass and end it after the deepest."""
+        numbers = [layer for layer in layers if layer != "final"]
+        deepest = None if "final" in layers else max(numbers)
+
+        def reach(layer: int, states: Tensor) -> None:
+            found[layer] = states
+            if layer == deepest:
+                raise _Reached
+
+        def before(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            reach(0, block_input(args, kwargs))
+
+        def after(layer: int) -> Any:
+            return lambda _module, _args, output: reach(layer, block_output(output))
+
+        blocks = self.anatomy.blocks
+        handles = [
+            blocks[0].register_forward_pre_hook(before, with_kwargs=True)
+            if layer == 0
+            else blocks[layer - 1].register_forward_hook(after(layer))
+            for layer in numbers
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()

@@ -1,0 +1,144 @@
+"""A prefix computed once, on which any number of candidate tokens is tried.
+
+Trying never changes the prefix: in a trial the cache layer hands out prefix + candidate and stores nothing
+of it beside the candidates' own keys and values, from which one may later be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+from preimage.models.layers import Layer
+
+if TYPE_CHECKING:
+    from preimage.models.language_model import LanguageModel
+
+_TRIAL_BYTES = 256 * 2**20  # keys and values one block may materialise for a batch of candidates
+_MAX_CANDIDATES = 1024  # past this a bigger batch gains nothing, on two cores or on an H200
+
+
+class _PrefixLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
+    """Keys and values of one block. Keeps the whole prefix, also where attention is windowed.
+
+    transformers' own windowed layer drops what left the window and then cannot be cropped; the window is
+    enforced by the attention mask anyway, so keeping everything changes no value.
+    """
+
+    is_sliding = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0  # counted here, because at layer 0 no block ever runs and stores keys
+        self.storing = False
+        self.trial: tuple[Tensor, Tensor] | None = None
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = self._after_prefix(key_states, value_states)
+        if self.storing:
+            self.keys, self.values, self.is_initialized = keys, values, True
+        else:
+            self.trial = key_states.detach(), value_states.detach()
+        return keys, values
+
+    def keep(self, row: int) -> None:
+        """Append one row of the latest trial to the prefix."""
+        if self.trial is not None:
+            key, value = (part[row : row + 1] for part in self.trial)
+            self.keys, self.values = self._after_prefix(key, value)
+            self.is_initialized, self.trial = True, None
+
+    def _after_prefix(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            return key, value
+        batch = key.shape[0]
+        return (
+            torch.cat([self.keys.expand(batch, -1, -1, -1), key], dim=-2),
+            torch.cat([self.values.expand(batch, -1, -1, -1), value], dim=-2),
+        )
+
+
+class Prefix:
+    """F^l on a growing prefix: extend it, crop it, or try candidates for the next position."""
+
+    def __init__(self, model: LanguageModel, layer: Layer) -> None:
+        self._model = model
+        self._layer = layer
+        self._parts = [_PrefixLayer() for _ in range(model.n_layers)]
+        self._cache = Cache(layers=self._parts)
+
+    def __len__(self) -> int:
+        return self._parts[0].seen
+
+    def extend(self, ids: Int[Tensor, " position"]) -> Float[Tensor, "position d_model"]:
+        """Append tokens and return their states, in one pass over the new tokens only."""
+        for part in self._parts:
+            part.storing = True
+        try:
+            with torch.no_grad():
+                states = self._run(self._model.embed(ids)[None])[0]
+        finally:
+            for part in self._parts:
+                part.storing = False
+        self._grow(len(ids))
+        return states
+
+    def crop(self, length: int) -> None:
+        """Forget everything from position ``length`` on."""
+        for part in self._parts:
+            if part.is_initialized:
+                part.keys = part.keys[..., :length, :]
+                part.values = part.values[..., :length, :]
+            part.seen, part.trial = min(part.seen, length), None
+
+    def try_tokens(self, ids: Int[Tensor, " candidate"]) -> Float[Tensor, "candidate d_model"]:
+        """F(v; prefix, t) for each candidate v at the next position; the prefix stays as it is."""
+        with torch.no_grad():
+            return self._run(self._model.embed(ids)[:, None])[:, 0]
+
+    def try_layers(
+        self, ids: Int[Tensor, " candidate"], layers: Sequence[Layer]
+    ) -> dict[Layer, Float[Tensor, "candidate d_model"]]:
+        """The same at several layers, none deeper than the prefix's own."""
+        with torch.no_grad():
+            found = self._model.run(
+                embeddings=self._model.embed(ids)[:, None], layers=layers, cache=self._cache
+            )
+        return {layer: states[:, 0] for layer, states in found.items()}
+
+    def try_embeddings(
+        self, embeddings: Float[Tensor, "candidate d_embedding"]
+    ) -> Float[Tensor, "candidate d_model"]:
+        """The same for continuous embeddings; gradients flow to them."""
+        return self._run(embeddings[:, None])[:, 0]
+
+    def keep(self, row: int) -> None:
+        """Make candidate ``row`` of the latest trial part of the prefix, without another pass."""
+        for part in self._parts:
+            part.keep(row)
+        self._grow(1)
+
+    @property
+    def max_candidates(self) -> int:
+        """How many candidates fit in one batch here within a fixed amount of memory."""
+        # width of the queries' heads, not the keys': grouped-query attention repeats keys to them
+        per_candidate = 2 * (len(self) + 1) * self._model.d_model * self._model.dtype.itemsize
+        return max(1, min(_MAX_CANDIDATES, _TRIAL_BYTES // per_candidate))
+
+    def _run(self, embeddings: Tensor) -> Tensor:
+        states = self._model.run(embeddings=embeddings, layers=(self._layer,), cache=self._cache)
+        return states[self._layer]
+
+    def _grow(self, count: int) -> None:
+        for part in self._parts:
+            part.seen += count

@@ -1,0 +1,12 @@
+"""Prompt sets: where prompts come from, and the token ids they become.
+
+Quick to import: torch and transformers are never needed here; pyarrow and datasets only by the
+sources that read with them.
+"""
+
+from preimage.prompts.corpus import documents
+from preimage.prompts.gathering import gather
+from preimage.prompts.prompt_set import PromptOptions, PromptSet
+from preimage.prompts.tokens import Tokenizer, encode
+
+__all__ = ["PromptOptions", "PromptSet", "Tokenizer", "documents", "encode", "gather"]

@@ -1,0 +1,272 @@
+"""From any source of prompts to one PromptSet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from itertools import repeat
+from pathlib import Path
+from random import Random
+from typing import TypeAlias, cast
+
+from preimage.errors import OptionError, PromptError
+from preimage.prompts.corpus import Kind, Split, documents
+from preimage.prompts.files import SOURCES, read_file
+from preimage.prompts.prompt_set import PromptOptions, PromptSet
+from preimage.prompts.streams import PREFIX, read_stream
+from preimage.prompts.tokens import (
+    Entry,
+    Prompt,
+    Tokenizer,
+    check_length,
+    check_range,
+    encode,
+    given_ids,
+    text_ids,
+    window_bos,
+)
+from preimage.prompts.windows import cut, spread
+
+DEFAULT_LENGTH = 32
+
+Ids: TypeAlias = tuple[int, ...]
+Source: TypeAlias = Iterable[Prompt] | PromptSet | str | Path
+
+
+def gather(
+    source: Source,
+    tokenizer: Tokenizer | None,
+    options: PromptOptions,
+    *,
+    vocab_size: int,
+    max_length: int | None,
+) -> PromptSet:
+    """Collect prompts from a source, as distinct token ids.
+
+    ``source``: a list of prompts (text or token ids); a PromptSet, which is only cut to the count;
+    or a name: ``default[:prose|:code][:train|:test]`` (prose and code, half each, of the test split
+    unless said), ``random`` (uniform ids), a .txt, .jsonl or .parquet file, or
+    ``datasets:NAME[:SPLIT[:COLUMN]]``. ``tokenizer`` may be None where no text is read.
+    ``vocab_size``, ``max_length``: the model's; a prompt outside them is an error.
+    Cost: tokenises what is read, and reading stops when the count is reached; windows are chosen
+    from a pool of about four times the count.
+
+    Raises PromptError when the source cannot give usable prompts; same arguments, same set.
+    """
+    if isinstance(source, PromptSet):
+        return _cut_set(source, options, vocab_size, max_length)
+    _check_window(options, max_length)
+    gatherer = _Gatherer(tokenizer, options, vocab_size, max_length)
+    if isinstance(source, str) and source.split(":")[0] == "default":
+        ids = gatherer.default(source)
+    elif isinstance(source, str) and source == "random":
+        ids = gatherer.random()
+    elif isinstance(source, str) and source.startswith(PREFIX):
+        ids = gatherer.entries(read_stream(source), source)
+    elif isinstance(source, str | Path):
+        entries = read_file(Path(source), whole=options.length is not None)
+        ids = gatherer.entries(entries, str(source))
+    else:
+        ids = gatherer.entries(_listed(source), "list")
+    name = str(source) if isinstance(source, str | Path) else "list"
+    return PromptSet(tuple(ids), name, options.seed, gatherer.duplicates)
+
+
+class _Gatherer:
+    """One gathering: the model's limits, and which ids were taken already."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        options: PromptOptions,
+        vocab_size: int,
+        max_length: int | None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.options = options
+        self.vocab_size = vocab_size
+        self.max_length = max_length
+        self.rng = Random(options.seed)
+        self.taken: set[Ids] = set()
+        self.duplicates = 0
+
+    def entries(self, entries: Iterable[Entry], source: str) -> list[Ids]:
+        """Whole prompts, or windows of them when a length is set."""
+        options = self.options
+        if options.length is None:
+            ids = self._take((self._whole(entry) for entry in entries), options.count)
+        else:
+            ids = self._take(self._windows(entries, options.length, options.count), options.count)
+        if not ids and options.length is not None:
+            raise _nothing_left(source, options.length)
+        if not ids:
+            raise PromptError(f"{source} holds no prompts.", "Give at least one.")
+        return ids
+
+    def default(self, source: str) -> list[Ids]:
+        """Windows of the default corpus, exactly ``count`` of them where a count is set."""
+        kinds, split = _parse_default(source)
+        if self.tokenizer is None:
+            raise PromptError(
+                f"{source!r} is text, and this model has no tokenizer.",
+                "Use 'random' or pass token ids instead.",
+            )
+        count = self.options.count
+        shares = _shares(count, len(kinds))
+        parts = [self._corpus(kind, split, share) for kind, share in zip(kinds, shares, strict=True)]
+        each = min(map(len, parts))
+        if not any(parts):
+            raise _nothing_left(source, self._length())
+        if count is not None and sum(map(len, parts)) < count:
+            raise _too_few(source, count, each * len(parts), "a shorter length gives more")
+        if count is None:
+            parts = [part[:each] for part in parts]
+        return _interleave(parts)
+
+    def random(self) -> list[Ids]:
+        """Uniform ids, ``count`` prompts of ``length`` tokens (BOS first where it is wanted)."""
+        count, length = self.options.count, self._length()
+        if count is None:
+            raise PromptError("The source 'random' never ends, and no count is set.", "Set a count.")
+        begin = self._begin
+        head = () if begin is None else (begin,)
+        free = _room(length, begin)
+        distinct: int = self.vocab_size**free
+        if count > distinct and not self.options.keep_duplicates:
+            raise _too_few("random", count, distinct, "a greater length gives more")
+        vocabulary = range(self.vocab_size)
+        return self._take(((*head, *self.rng.choices(vocabulary, k=free)) for _ in repeat(None)), count)
+
+    def _take(self, candidates: Iterable[Ids], count: int | None) -> list[Ids]:
+        """The first ``count`` candidates not taken before; the rest is not asked for."""
+        kept: list[Ids] = []
+        for ids in candidates:
+            if ids in self.taken and not self.options.keep_duplicates:
+                self.duplicates += 1
+                continue
+            self.taken.add(ids)
+            kept.append(ids)
+            if len(kept) == count:
+                break
+        return kept
+
+    def _whole(self, entry: Entry) -> Ids:
+        return encode(
+            entry.prompt,
+            self.tokenizer,
+            vocab_size=self.vocab_size,
+            max_length=self.max_length,
+            bos=self.options.bos,
+            name=entry.name,
+        )
+
+    def _windows(self, entries: Iterable[Entry], length: int, count: int | None) -> Iterator[Ids]:
+        return spread((self._cut(entry, length) for entry in entries), self.rng, count)
+
+    def _cut(self, entry: Entry, length: int) -> list[Ids]:
+        if isinstance(entry.prompt, str):
+            ids = text_ids(entry.prompt, self.tokenizer, add_special_tokens=False, name=entry.name)
+            begin = self._begin
+        else:
+            ids = given_ids(entry.prompt, name=entry.name)
+            # ids are taken as they are: only an explicit True adds BOS to them
+            begin = self._begin if self.options.bos else None
+        check_range(ids, vocab_size=self.vocab_size, name=entry.name)
+        _room(length, begin)
+        return cut(ids, length, begin)
+
+    def _corpus(self, kind: Kind, split: Split, count: int | None) -> list[Ids]:
+        if count == 0:
+            return []
+        found = [Entry(f"default:{kind}, {name}", text) for name, text in documents(kind, split)]
+        # the corpus is sorted by name; shuffled, a small count does not always meet the same few
+        self.rng.shuffle(found)
+        return self._take(self._windows(found, self._length(), count), count)
+
+    def _length(self) -> int:
+        return self.options.length or min(DEFAULT_LENGTH, self.max_length or DEFAULT_LENGTH)
+
+    @cached_property
+    def _begin(self) -> int | None:
+        begin = window_bos(self.tokenizer, self.options.bos)
+        if begin is not None:
+            check_range([begin], vocab_size=self.vocab_size, name="The tokenizer's BOS")
+        return begin
+
+
+def _room(length: int, begin: int | None) -> int:
+    """Tokens of a window beside its BOS."""
+    room = length if begin is None else length - 1
+    if room == 0:
+        raise OptionError(
+            "length is 1 and BOS counts towards it: no room is left for the prompt.",
+            "Set a length of at least 2, or bos=False.",
+        )
+    return room
+
+
+def _check_window(options: PromptOptions, max_length: int | None) -> None:
+    if options.length is not None and max_length is not None and options.length > max_length:
+        raise PromptError(
+            f"length is {options.length}; this model takes at most {max_length} tokens.",
+            "Set a smaller length.",
+        )
+
+
+def _listed(prompts: object) -> Iterator[Entry]:
+    if not isinstance(prompts, Iterable):
+        raise PromptError(
+            f"A source of prompts cannot be of type {type(prompts).__name__}.",
+            f"Give a list of prompts, or one of {SOURCES}.",
+        )
+    return (Entry(f"prompt {number}", prompt) for number, prompt in enumerate(prompts))
+
+
+def _cut_set(
+    prompts: PromptSet, options: PromptOptions, vocab_size: int, max_length: int | None
+) -> PromptSet:
+    # it may have been gathered for another model
+    for number, ids in enumerate(prompts):
+        check_range(ids, vocab_size=vocab_size, name=f"prompt {number}")
+        check_length(ids, max_length=max_length, name=f"prompt {number}")
+    if options.count is None or options.count >= len(prompts):
+        return prompts
+    return replace(prompts, ids=prompts.ids[: options.count])
+
+
+def _parse_default(source: str) -> tuple[tuple[Kind, ...], Split]:
+    parts = source.split(":")[1:]
+    split = parts.pop() if parts and parts[-1] in ("train", "test") else "test"
+    if parts not in ([], ["prose"], ["code"]):
+        raise PromptError(
+            f"{source!r} is no part of the default corpus.",
+            "Allowed: default[:prose|:code][:train|:test].",
+        )
+    return cast(tuple[Kind, ...], tuple(parts) or ("prose", "code")), cast(Split, split)
+
+
+def _interleave(parts: list[list[Ids]]) -> list[Ids]:
+    longest = max(map(len, parts))
+    return [part[k] for k in range(longest) for part in parts if k < len(part)]
+
+
+def _shares(count: int | None, parts: int) -> list[int | None]:
+    """``count`` in equal shares; the first ones get what does not divide."""
+    if count is None:
+        return [None] * parts
+    return [count // parts + (part < count % parts) for part in range(parts)]
+
+
+def _nothing_left(source: str, length: int) -> PromptError:
+    return PromptError(
+        f"{source} has no text of {length} tokens or more: nothing is left.",
+        "Set a smaller length.",
+    )
+
+
+def _too_few(source: str, count: int, supply: int, more: str) -> PromptError:
+    return PromptError(
+        f"{source!r} cannot supply {count} prompts; with these options it has {supply}.",
+        f"Ask for at most {supply}; {more}.",
+    )

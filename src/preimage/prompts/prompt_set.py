@@ -1,0 +1,97 @@
+"""The two records of this room: what was asked for, and the prompts that came of it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+from preimage.errors import OptionError
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """Which prompts to take from a source.
+
+    ``count``: at most so many, None for all; the sources ``random`` and ``default`` give exactly so
+    many or raise. ``length``: None takes whole prompts as they are (``random`` and ``default`` have
+    no such thing and use 32, or the model's maximum if less); n cuts non-overlapping windows of
+    exactly n tokens, BOS included, spread over the documents. ``seed`` decides which windows and
+    which random ids. ``bos``: None is the tokenizer's own habit, True puts BOS first, False never
+    adds it. ``keep_duplicates``: keep prompts with equal ids, otherwise removed after the first.
+    """
+
+    count: int | None = None
+    length: int | None = None
+    seed: int = 0
+    bos: bool | None = None
+    keep_duplicates: bool = False
+
+    def __post_init__(self) -> None:
+        for option in ("count", "length"):
+            value = getattr(self, option)
+            if value is not None and not _is_int(value, at_least=1):
+                raise OptionError(f"{option} is {value!r}; allowed: a whole number from 1, or None.")
+        # Random(-1) and Random(1) are one generator, so a negative seed would not be its own set
+        if not _is_int(self.seed, at_least=0):
+            raise OptionError(f"seed is {self.seed!r}; allowed: a whole number from 0.")
+        if self.bos is not None and not isinstance(self.bos, bool):
+            raise OptionError(f"bos is {self.bos!r}; allowed: True, False or None.")
+        if not isinstance(self.keep_duplicates, bool):
+            raise OptionError(f"keep_duplicates is {self.keep_duplicates!r}; allowed: True or False.")
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts as token ids, in order, and where they came from.
+
+    ``ids``: one tuple a prompt. ``source``: the name they were gathered from, "list" for a list.
+    ``seed``: the one used. ``duplicates_removed``: how many prompts met on the way to these were
+    left out because their ids were taken already.
+    """
+
+    ids: tuple[tuple[int, ...], ...]
+    source: str
+    seed: int
+    duplicates_removed: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return iter(self.ids)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens in each prompt."""
+        return tuple(map(len, self.ids))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 (hex) of the ids in their order, and of nothing else; computed once.
+
+        Each prompt enters as its length and then its ids, 8 bytes each, so that no two different
+        sets share the bytes.
+        """
+        digest = sha256()
+        for ids in self.ids:
+            digest.update(struct.pack(f"<{len(ids) + 1}q", len(ids), *ids))
+        return digest.hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain dictionary for json: the fields, the number of prompts and the fingerprint."""
+        return {
+            "source": self.source,
+            "seed": self.seed,
+            "count": len(self.ids),
+            "duplicates_removed": self.duplicates_removed,
+            "fingerprint": self.fingerprint,
+            "ids": [list(ids) for ids in self.ids],
+        }
+
+
+def _is_int(value: object, *, at_least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least

@@ -1,0 +1,84 @@
+"""The result of an inversion."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from preimage.models import Layer
+from preimage.results.files import write_json
+from preimage.schema import SCHEMA
+
+Status: TypeAlias = Literal["recovered", "ambiguous", "not_recovered"]
+
+
+@dataclass(frozen=True)
+class Position:
+    """What verification saw at one position. Distances are |F(v; prefix, t) - h_t|_2."""
+
+    index: int
+    token_id: int  # the accepted token, or the nearest one where none was accepted
+    distance: float
+    tolerance: float
+    accepted: bool
+    runner_up_id: int | None  # nearest other token among those tested
+    runner_up_distance: float | None
+    tests: int
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """One prompt recovered from its states, or the proof that it was not.
+
+    ``recovered``: every position verified, and one pass over the whole recovered prompt reproduces the states
+    within the noise floor. ``ambiguous``: several prompts do; all are in ``alternatives`` (the first 64 of
+    ``fitting``). ``not_recovered``: ``reason`` says at which position nothing fits and how far off the best
+    candidate was; ``token_ids`` is the verified part.
+
+    ``margin`` is the smallest distance, over positions, from the observed state to the nearest tested token
+    that is not the accepted one: an upper bound of the true margin unless the whole vocabulary was tested.
+    """
+
+    status: Status
+    token_ids: tuple[int, ...]
+    text: str | None
+    layer: Layer
+    method: str
+    seconds: float
+    forward_tokens: int  # token positions run through the model, in all
+    tests: int  # verifier tests; never more than positions x vocabulary
+    margin: float | None
+    noise_floor: float  # relative
+    seed: int
+    positions: tuple[Position, ...]
+    fitting: int
+    alternatives: tuple[tuple[int, ...], ...]
+    failed_position: int | None
+    failed_distance: float | None
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain json types."""
+        return asdict(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write one json document."""
+        return write_json(Path(path), {"schema": SCHEMA, "kind": "inversion", **self.to_dict()})
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Inversion:
+        """The inverse of :meth:`to_dict`."""
+        fields = dict(data)
+        fields["positions"] = tuple(Position(**position) for position in data["positions"])
+        fields["token_ids"] = tuple(data["token_ids"])
+        fields["alternatives"] = tuple(tuple(ids) for ids in data["alternatives"])
+        return cls(**fields)
+
+    def _repr_html_(self) -> str:
+        shown = self.text if self.text is not None else " ".join(map(str, self.token_ids))
+        return (
+            f"<b>{self.status}</b> at layer {self.layer} by {html.escape(self.method)}, "
+            f"{self.seconds:.2f} s<br><code>{html.escape(shown)}</code><br>{html.escape(self.reason)}"
+        )

@@ -1,0 +1,83 @@
+"""Run folders: work that can be stopped at any moment and continued.
+
+``run.json`` holds the plan and, at the end, the results; ``items.jsonl`` has a line for every finished item.
+The same plan continues a folder; another plan is refused, naming the field that differs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from preimage.errors import RunFolderError
+from preimage.results.files import plain, write_json
+from preimage.schema import SCHEMA
+
+_RUN, _ITEMS = "run.json", "items.jsonl"
+
+
+class RunFolder:
+    """One run: begun or continued on construction."""
+
+    def __init__(self, path: str | Path, plan: dict[str, Any]) -> None:
+        self.path = Path(path)
+        self.plan: dict[str, Any] = plain({"schema": SCHEMA, **plan})
+        self.items: dict[str, Any] = {}
+        if (self.path / _RUN).exists():
+            self._continue()
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise RunFolderError(f"{self.path} exists and is no run folder.", "Give a new or empty folder.")
+        else:
+            write_json(self.path / _RUN, {**self.plan, "state": "running"})
+
+    def add(self, key: str, item: dict[str, Any]) -> None:
+        """Record one finished item; it is on the disk when this returns."""
+        line = json.dumps(plain({"key": key, "item": item}), allow_nan=False)
+        with (self.path / _ITEMS).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.items[key] = plain(item)
+
+    def finish(self, document: dict[str, Any]) -> None:
+        """Write the results beside the plan."""
+        write_json(self.path / _RUN, {**self.plan, "state": "done", **document})
+
+    def _continue(self) -> None:
+        try:
+            saved = json.loads((self.path / _RUN).read_text(encoding="utf-8"))
+        except (ValueError, OSError) as error:
+            raise RunFolderError(
+                f"{self.path / _RUN} cannot be read: {error}.", "Give another folder."
+            ) from error
+        for field, value in self.plan.items():
+            if saved.get(field) != value:
+                raise RunFolderError(
+                    f"{self.path} was begun with another {field}: {_short(saved.get(field))}, "
+                    f"now {_short(value)}.",
+                    "Rerun the first command, or give another folder.",
+                )
+        items = self.path / _ITEMS
+        if items.exists():
+            self._read_items(items)
+
+    def _read_items(self, path: Path) -> None:
+        lines = path.read_bytes().splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith(b"\n")]
+        if len(whole) < len(lines):  # the line being written when the run was stopped
+            temporary = path.with_name(path.name + ".partial")
+            temporary.write_bytes(b"".join(whole))
+            temporary.replace(path)
+        try:
+            for line in whole:
+                entry = json.loads(line)
+                self.items[entry["key"]] = entry["item"]
+        except (ValueError, KeyError) as error:
+            raise RunFolderError(f"{path} is damaged: {error}.", "Give another folder.") from error
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

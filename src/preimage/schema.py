@@ -1,0 +1,3 @@
+"""The version of everything preimage writes. A change of any format raises it."""
+
+SCHEMA = "preimage/1"

@@ -1,0 +1,183 @@
+"""Hidden states of a set of prompts, in memory or in a bundle on disk."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from preimage.errors import BundleError, LayerError, StatesError
+from preimage.models import LanguageModel, Layer, tensor_bytes
+from preimage.states.layout import Layout, Positions, group_by_length, tensor_name
+
+
+class Store(Protocol):
+    """Where tensors are: memory or a file."""
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows start..stop of a named tensor."""
+
+
+class MemoryStore:
+    """Tensors held in this process."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows start..stop of a named tensor."""
+        return self.tensors[name][start:stop]
+
+
+class States:
+    """States at chosen layers of a set of prompts.
+
+    ``token_ids`` is None where they were withheld; ``model`` is the identity of the model that made the
+    states, None for tensors that came from elsewhere; ``noise_floor`` maps a layer to the largest relative
+    difference |h - h'| / |h| seen when the same prompts were computed in other shapes.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        store: Store,
+        *,
+        token_ids: Sequence[Sequence[int]] | None,
+        model: Mapping[str, Any] | None,
+        noise_floor: Mapping[Layer, float],
+        dtype: torch.dtype,
+    ) -> None:
+        self.layout = layout
+        self.store = store
+        self.token_ids = None if token_ids is None else tuple(tuple(ids) for ids in token_ids)
+        self.model = None if model is None else dict(model)
+        self.noise_floor = dict(noise_floor)
+        self.dtype = dtype
+        self.temporary: object = None  # a folder to be removed with these states
+
+    def __len__(self) -> int:
+        return self.layout.count
+
+    def __repr__(self) -> str:
+        made_by = self.model["name"] if self.model else "an unnamed model"
+        return f"<states of {len(self)} prompts at {len(self.layers)} layers, by {made_by}>"
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers kept."""
+        return self.layout.layers
+
+    @property
+    def positions(self) -> Positions:
+        """Whether every position of a prompt is kept, or only its last."""
+        return self.layout.positions
+
+    @property
+    def d_model(self) -> int:
+        """Width of a state."""
+        return self.layout.d_model
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Length in tokens of every prompt."""
+        lengths = {i: group.length for group in self.layout.groups for i in group.prompts}
+        return tuple(lengths[i] for i in range(len(self)))
+
+    def at(self, prompt: int, layer: Layer) -> Float[Tensor, "position d_model"]:
+        """States of one prompt at one layer: every position, or the last alone where only it was kept."""
+        self._require(layer)
+        group, row = self.layout.place(prompt)
+        return self.store.rows(tensor_name(layer, group), row, row + 1)[0]
+
+    def last(self, layer: Layer) -> Float[Tensor, "prompt d_model"]:
+        """The state at the last position of every prompt, in prompt order."""
+        self._require(layer)
+        out = torch.empty(len(self), self.d_model, dtype=self.dtype)
+        for index, group in enumerate(self.layout.groups):
+            rows = self.store.rows(tensor_name(layer, index), 0, len(group.prompts))
+            out[list(group.prompts)] = rows[:, -1].to("cpu")
+        return out
+
+    def finite_at(self, prompt: int, layer: Layer) -> Float[Tensor, "position d_model"]:
+        """The same as :meth:`at`, refusing NaN and infinity by prompt, layer and position."""
+        states = self.at(prompt, layer)
+        bad = (~torch.isfinite(states).all(dim=-1)).nonzero()
+        if len(bad):
+            raise StatesError(
+                f"Prompt {prompt}, layer {layer}, position {int(bad[0])} holds NaN or infinity.",
+                "Capture it again, in float32 if a half-precision model overflowed.",
+            )
+        return states
+
+    def fingerprint(self, layer: Layer) -> str:
+        """SHA-256 over the states of a layer, so that interrupted work knows its own input again."""
+        self._require(layer)
+        digest = hashlib.sha256(f"{self.layout.groups} {self.positions} {self.dtype}".encode())
+        for prompt in range(len(self)):
+            digest.update(tensor_bytes(self.at(prompt, layer)))
+        return digest.hexdigest()
+
+    def require_made_by(self, model: LanguageModel) -> None:
+        """Refuse a model that is not the one that made these states."""
+        self.require_width(model)
+        if self.model is not None and self.model["weight_hash"] != model.identity.weight_hash:
+            theirs, ours = self.model["dtype"], model.identity.dtype
+            raise BundleError(
+                f"These states were made by {self.model['name']} ({theirs}, weights "
+                f"{self.model['weight_hash'][:12]}), not by {model.name} ({ours}, weights "
+                f"{model.identity.weight_hash[:12]}).",
+                f"Load that model{f' with dtype {theirs}' if theirs != ours else ''}, or allow any model.",
+            )
+
+    def require_width(self, model: LanguageModel) -> None:
+        """Refuse a model whose states cannot be compared with these at all."""
+        if self.d_model != model.d_model:
+            raise StatesError(
+                f"These states are {self.d_model} wide, those of {model.name} are {model.d_model}.",
+                "Use the model that made them.",
+            )
+
+    def save(self, path: str | Path, *, withhold_ids: bool = False) -> Path:
+        """Write a bundle: ``states.safetensors`` and ``manifest.json``, all of it or nothing."""
+        from preimage.states.bundle import save_bundle
+
+        return save_bundle(self, Path(path), withhold_ids=withhold_ids)
+
+    @classmethod
+    def from_tensor(
+        cls,
+        tensor: Float[Tensor, "*batch position d_model"],
+        layer: Layer,
+        model: LanguageModel | None = None,
+    ) -> States:
+        """Wrap a tensor somebody already has: positions x d, or prompts x positions x d."""
+        if tensor.ndim not in (2, 3) or not tensor.is_floating_point() or tensor.numel() == 0:
+            raise StatesError(
+                f"A tensor of shape {tuple(tensor.shape)} and type {tensor.dtype} holds no states.",
+                "Give floating-point positions x d_model, or prompts x positions x d_model.",
+            )
+        batch = tensor if tensor.ndim == 3 else tensor[None]
+        layout = Layout(group_by_length([batch.shape[1]] * batch.shape[0]), (layer,), "all", batch.shape[2])
+        states = cls(
+            layout,
+            MemoryStore({tensor_name(layer, 0): batch.contiguous()}),
+            token_ids=None,
+            model=model.identity.to_dict() if model else None,
+            noise_floor={},
+            dtype=tensor.dtype,
+        )
+        if model is not None:
+            states.require_width(model)
+        for prompt in range(len(states)):
+            states.finite_at(prompt, layer)
+        return states
+
+    def _require(self, layer: Layer) -> None:
+        if layer not in self.layers:
+            kept = ", ".join(map(str, self.layers))
+            raise LayerError(f"Layer {layer!r} was not captured.", f"These states hold layer {kept}.")

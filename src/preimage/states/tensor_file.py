@@ -1,0 +1,98 @@
+"""safetensors files written in pieces, and read back with bounded memory.
+
+The format is an 8-byte header length, a json header and the bytes; shapes are known before the first pass,
+so a file can be laid out at once and filled batch by batch, which the safetensors package itself cannot do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from preimage.errors import StatesError
+from preimage.models import tensor_bytes
+
+_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+class TensorFileWriter:
+    """Lays out a safetensors file and fills it in any order; reopening one continues it."""
+
+    def __init__(self, path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> None:
+        header: dict[str, object] = {}
+        end = 0
+        for name, shape in shapes.items():
+            start, end = end, end + dtype.itemsize * _product(shape)
+            header[name] = {
+                "dtype": _NAMES[dtype],
+                "shape": list(shape),
+                "data_offsets": [start, end],
+            }
+        encoded = json.dumps(header, separators=(",", ":")).encode()
+        encoded += b" " * (-len(encoded) % 8)
+        self._base = 8 + len(encoded)
+        self._starts = {name: header[name]["data_offsets"][0] for name in shapes}  # type: ignore[index]
+        self._row_bytes = {name: dtype.itemsize * _product(shape[1:]) for name, shape in shapes.items()}
+        fresh = not path.exists()
+        self._file: BinaryIO = path.open("w+b" if fresh else "r+b")
+        if fresh:
+            self._file.write(len(encoded).to_bytes(8, "little") + encoded)
+            self._file.truncate(self._base + end)
+
+    def write(self, name: str, row: int, tensor: Tensor) -> None:
+        """Put rows of a tensor at their place, starting at ``row``."""
+        self._file.seek(self._base + self._starts[name] + row * self._row_bytes[name])
+        self._file.write(tensor_bytes(tensor))
+
+    def sync(self) -> None:
+        """Have everything written so far on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Sync and close."""
+        self.sync()
+        self._file.close()
+
+
+class TensorFileReader:
+    """Named tensors of a safetensors file, read row by row. Damaged and hostile files are refused."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = safe_open(path, framework="pt")
+            self.shapes = {
+                name: tuple(self._file.get_slice(name).get_shape())
+                for name in self._file.keys()  # noqa: SIM118  # not a mapping
+            }
+        except (SafetensorError, OSError, ValueError) as error:
+            raise StatesError(
+                f"{path} cannot be read as safetensors: {error}.",
+                "The file is damaged or not safetensors; make it again.",
+            ) from error
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows start..stop of a tensor, and no others, in memory."""
+        part: Tensor = self._file.get_slice(name)[start:stop]
+        return part
+
+
+def sha256_file(path: Path) -> str:
+    """Checksum of a file, streamed."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
