@@ -5,8 +5,9 @@ Public names are loaded when first used: ``import preimage`` itself does not imp
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from preimage.lazy import lazy_names
 
 if TYPE_CHECKING:
     from preimage.errors import PreimageError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_ROOMS = {
+_HOMES = {
     "Inversion": "results",
     "InvertOptions": "inversion",
     "LanguageModel": "models",
@@ -50,13 +51,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
-        raise AttributeError(f"module 'preimage' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"preimage.{_ROOMS[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -54,10 +54,11 @@ def capture(
     if layer is not None or key is not None:
         raise OptionError("--layer and --key go with --from-tensor.", "Use --layers to choose layers.")
     import preimage
-    from preimage.models import parse_layers, preview
+    from preimage.layers import parse_layers
+    from preimage.models import read_preview
 
     choice = PromptChoice(text, prompts, count, length, seed, bos)
-    known = preview(model)
+    known = read_preview(model)
     if known is not None:  # refuse bad input before the weights are read
         parse_layers(layers, known.n_layers)
         choice.token_ids(known)
@@ -72,12 +73,13 @@ def capture(
 
 def _from_tensor(path: Path, layer: str | None, key: str | None, model: str, out: Path, json: bool) -> None:
     """A bundle of a tensor from elsewhere. Which model made it is not claimed; its layers are checked."""
-    from preimage.models import parse_layer, preview
+    from preimage.layers import parse_layer
+    from preimage.models import read_preview
     from preimage.states import States, read_tensor
 
     if layer is None:
         raise OptionError("--from-tensor needs --layer.", "Say at which layer the states were taken.")
-    known = preview(model)
+    known = read_preview(model)
     tensor = read_tensor(path, key)
     number = parse_layer(layer, known.n_layers if known else 10**6)
     states = States.from_tensor(tensor, number)

@@ -58,7 +58,7 @@ def invert(
     from preimage.inversion import InvertOptions
 
     options = InvertOptions(
-        method=method, seed=seed, tolerance=tolerance, max_tests=max_tests, timeout=timeout,  # type: ignore[arg-type]
+        method=method, seed=seed, tolerance=tolerance, max_tests=max_tests, timeout=timeout,
         published_cost=published_cost,
     )  # fmt: skip
     choice = PromptChoice(text, prompts, count, length, seed, bos)
@@ -90,9 +90,10 @@ def invert(
 
 def _check_early(name: str, choice: PromptChoice, layer: str | None, states: States | None) -> None:
     """Refuse bad input before the weights are read."""
-    from preimage.models import parse_layer, preview
+    from preimage.layers import parse_layer
+    from preimage.models import read_preview
 
-    known = preview(name)
+    known = read_preview(name)
     if known is None:
         return
     if layer is not None:

@@ -24,8 +24,7 @@ def models(
     json: Json = False,
 ) -> None:
     """List the models that need no hub, fetch one, or describe one."""
-    from preimage.models import ALIASES, converted_folder, load
-    from preimage.models.loading import locate
+    from preimage.models import ALIASES, converted_folder, load, locate
 
     document: dict[str, Any] = {"schema": SCHEMA, "command": "models"}
     if fetch is not None:

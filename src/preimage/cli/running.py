@@ -18,6 +18,7 @@ from preimage.errors import PreimageError
 def run(argv: list[str]) -> int:
     """Run the command in ``argv``; nothing but the documented exit codes comes back."""
     as_json = "--json" in argv
+    argv = argv or ["--help"]
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for noisy in ("httpx", "httpx2", "transformers", "filelock", "urllib3", "datasets"):
         logging.getLogger(noisy).setLevel(logging.ERROR)

@@ -22,9 +22,10 @@ from preimage.inversion.search import MAX_PROMPTS, Fit, Outcome, Search
 from preimage.inversion.twins import Rivals
 from preimage.inversion.uncached import UncachedPrefix
 from preimage.inversion.verifier import Trial, Verifier
-from preimage.models import LanguageModel, Layer, parse_layer
+from preimage.layers import Layer, parse_layer
+from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
-from preimage.results import Inversion, RunFolder
+from preimage.results import Inversion, RunFolder, Status
 from preimage.states import States, noise_floor, storage_roundoff
 
 
@@ -157,7 +158,7 @@ def _result(
     if failure is not None and failure.index >= len(positions):
         positions = (*positions, failure)
     return Inversion(
-        status=("not_recovered", "recovered")[fitting] if fitting < 2 else "ambiguous",
+        status=_status(fitting, outcome),
         token_ids=ids,
         text=model.decode(ids),
         layer=verifier.layer,
@@ -170,11 +171,18 @@ def _result(
         seed=options.seed,
         positions=positions,
         fitting=fitting,
-        alternatives=tuple(prompts) if fitting > 1 else (),
+        alternatives=tuple(prompts) if fitting > 1 or outcome.undecided else (),
         failed_position=None if failure is None else failure.index,
         failed_distance=None if failure is None else failure.distance,
-        reason=outcome.reason if not outcome.hypotheses or "Stopped" in outcome.reason else "",
+        reason=outcome.reason if not outcome.hypotheses or outcome.undecided else "",
     )
+
+
+def _status(fitting: int, outcome: Outcome) -> Status:
+    """One prompt fits, several may, or none does."""
+    if fitting == 0:
+        return "not_recovered"
+    return "ambiguous" if fitting > 1 or outcome.undecided else "recovered"
 
 
 def _expand(hypotheses: tuple[tuple[Fit, ...], ...]) -> tuple[int, list[tuple[int, ...]]]:

@@ -19,7 +19,7 @@ class InvertOptions:
     without prefix cache, one candidate at a time, through all blocks, as its authors' code does.
     """
 
-    method: Method = "sipit"
+    method: str = "sipit"  # one of METHODS
     seed: int = 0
     tolerance: float | None = None
     max_tests: int | None = None  # verifier tests for one prompt; None: positions x vocabulary
@@ -27,7 +27,7 @@ class InvertOptions:
     learning_rate: float = 1.0
     gradient_cap: float = 1.0  # largest gradient norm
     snap_every: int = 50  # proposals between two snaps of the proxy to a token
-    patience: int | None = 256  # gradient proposals a position before plain enumeration; None: never
+    patience: int | None = 512  # gradient proposals a position before plain enumeration; None: never
     published_cost: bool = False
 
     def __post_init__(self) -> None:

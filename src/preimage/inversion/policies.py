@@ -5,7 +5,7 @@ A policy proposes every token at most once and, asked long enough, every token t
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,7 @@ from preimage.states import Observation
 _LOOKAHEAD = 8  # gradient proposals verified in one batch; at most so many steps are made in vain
 
 
+@runtime_checkable
 class Policy(Protocol):
     """Proposes candidates for one position."""
 

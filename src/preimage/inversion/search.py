@@ -7,6 +7,7 @@ whether another prompt fits as well.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ class Outcome:
     partial: tuple[Fit, ...]
     failure: Position | None
     reason: str
+    undecided: bool = False  # the budget ended before every alternative was followed
 
 
 class Search:
@@ -81,19 +83,39 @@ class Search:
     def run(self) -> Outcome:
         """Search until every alternative is decided or the budget is spent."""
         complete: list[tuple[Fit, ...]] = []
+        undecided = False
         try:
             while True:
                 if len(self._frames) == len(self._observed):
-                    if self._whole_sequence_fits():
-                        complete.append(tuple(frame.chosen for frame in self._frames))
+                    self._conclude(complete)
                 elif self._decide(len(self._frames)):
                     continue
                 if len(complete) >= MAX_PROMPTS or not self._back_up():
                     break
         except BudgetSpentError as spent:
+            undecided = True
             self._reason = f"Stopped at position {len(self._frames)}: {spent}."
-            self._remember_partial()
-        return Outcome(tuple(complete), self._partial, self._failure, self._reason)
+            if not complete:
+                self._remember_partial()
+        return Outcome(tuple(complete), self._partial, self._failure, self._reason, undecided)
+
+    def _conclude(self, complete: list[tuple[Fit, ...]]) -> None:
+        """Check a full prompt as a whole; then the prompts that differ from it by alternatives alone.
+
+        Those need no search: whether they fit takes one pass each. An alternative that fits is decided;
+        one that does not may still have another continuation, and is left to the search.
+        """
+        if not self._whole_sequence_fits():
+            return
+        choices = [(frame.chosen, *frame.others) for frame in self._frames]
+        decided: set[int] = set()
+        for fits in itertools.islice(itertools.product(*choices), MAX_PROMPTS):
+            ids = [fit.position.token_id for fit in fits]
+            if not self._misfits(ids):
+                complete.append(fits)
+                decided.update(map(id, fits))
+        for frame in self._frames:
+            frame.others = [fit for fit in frame.others if id(fit) not in decided]
 
     def _decide(self, index: int) -> bool:
         """Find what fits at a position and step onto the nearest; False at a dead end."""
@@ -165,20 +187,25 @@ class Search:
 
     def _whole_sequence_fits(self) -> bool:
         ids = [frame.chosen.position.token_id for frame in self._frames]
-        distances = self._verifier.whole_sequence(ids, self._observed)
-        ratios = [d / t if t else math.inf * d for d, t in zip(distances, self._tolerances, strict=True)]
-        worst = max(range(len(ids)), key=ratios.__getitem__)
-        if distances[worst] <= self._tolerances[worst]:
+        outside = self._misfits(ids)
+        if not outside:
             return True
+        worst = max(outside, key=outside.__getitem__)
         chosen = self._frames[worst].chosen.position
         self._fail(
             Position(
-                worst, chosen.token_id, distances[worst], chosen.tolerance, False,
+                worst, chosen.token_id, outside[worst], chosen.tolerance, False,
                 chosen.runner_up_id, chosen.runner_up_distance, chosen.tests,
             ),
             "The recovered prompt as a whole does not reproduce the state",
         )  # fmt: skip
         return False
+
+    def _misfits(self, ids: list[int]) -> dict[int, float]:
+        """Positions, and distances there, at which a whole prompt does not reproduce the states."""
+        distances = self._verifier.whole_sequence(ids, self._observed)
+        limits = self._tolerances
+        return {i: distance for i, distance in enumerate(distances) if not distance <= limits[i]}
 
     def _fail(self, position: Position, what: str) -> None:
         """Remember the dead end that got furthest."""

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from preimage.models import LanguageModel, Layer
+from preimage.layers import Layer
+from preimage.models import LanguageModel
 
 
 class UncachedPrefix:

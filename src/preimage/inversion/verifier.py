@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from preimage.distances import norms, row_distances
 from preimage.errors import OptionError
-from preimage.models import LanguageModel, Layer
+from preimage.layers import Layer
+from preimage.models import LanguageModel
 from preimage.states import Observation, residual_stream
 
 # The floor is the largest difference seen over a few prompts, and its tail is heavy: over 64 random prompts
@@ -19,6 +20,7 @@ from preimage.states import Observation, residual_stream
 SAFETY = 16.0
 
 
+@runtime_checkable
 class Trial(Protocol):
     """A prefix on which candidates are tried: cached, or recomputed as published."""
 

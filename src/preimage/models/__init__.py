@@ -1,20 +1,22 @@
 """Loading a model and running its layer maps F^l."""
 
-from preimage.models.aliases import ALIASES, Alias, cache_folder, converted_folder, ensure_converted
-from preimage.models.identity import ModelIdentity, tensor_bytes
-from preimage.models.language_model import LanguageModel
-from preimage.models.layers import CONVENTION, Layer, LayerSpec, parse_layer, parse_layers
-from preimage.models.loading import load
-from preimage.models.prefix import Prefix
-from preimage.models.preview import ModelPreview, preview
+from typing import TYPE_CHECKING
+
+from preimage.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from preimage.models.aliases import ALIASES, Alias, cache_folder, converted_folder, ensure_converted
+    from preimage.models.identity import ModelIdentity, tensor_bytes
+    from preimage.models.language_model import LanguageModel
+    from preimage.models.loading import load
+    from preimage.models.locating import locate
+    from preimage.models.prefix import Prefix
+    from preimage.models.preview import ModelPreview, read_preview
 
 __all__ = [
     "ALIASES",
-    "CONVENTION",
     "Alias",
     "LanguageModel",
-    "Layer",
-    "LayerSpec",
     "ModelIdentity",
     "ModelPreview",
     "Prefix",
@@ -22,8 +24,26 @@ __all__ = [
     "converted_folder",
     "ensure_converted",
     "load",
-    "parse_layer",
-    "parse_layers",
-    "preview",
+    "locate",
+    "read_preview",
     "tensor_bytes",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "ALIASES": "aliases",
+        "Alias": "aliases",
+        "LanguageModel": "language_model",
+        "ModelIdentity": "identity",
+        "ModelPreview": "preview",
+        "Prefix": "prefix",
+        "cache_folder": "aliases",
+        "converted_folder": "aliases",
+        "ensure_converted": "aliases",
+        "load": "loading",
+        "locate": "locating",
+        "read_preview": "preview",
+        "tensor_bytes": "identity",
+    },
+)

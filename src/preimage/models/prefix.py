@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from preimage.models.layers import Layer
+from preimage.layers import Layer
 
 if TYPE_CHECKING:
     from preimage.models.language_model import LanguageModel

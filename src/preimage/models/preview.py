@@ -1,50 +1,82 @@
-"""What can be known of a model before its weights are read, so that bad input is refused in a moment."""
+"""What can be known of a model before its weights are read, so that bad input is refused in a moment.
+
+Neither torch nor transformers is imported: the sizes are looked up in ``config.json`` and the tokenizer is
+the bare one of ``tokenizer.json``. Where either has a form not known here, nothing is said, and the checks
+are made after loading.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from preimage.errors import ModelError
-from preimage.models.loading import locate, read_tokenizer
+from preimage.models.locating import locate
+
+_SIZES = {
+    "n_layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "vocab_size": ("vocab_size",),
+    "d_model": ("hidden_size", "n_embd", "d_model"),
+    "max_length": ("max_position_embeddings", "n_positions", "n_ctx"),
+}
 
 
 @dataclass(frozen=True)
 class ModelPreview:
-    """A model's sizes and tokenizer, from its config alone."""
+    """A model's sizes and tokenizer, from its files alone."""
 
     n_layers: int
     vocab_size: int
-    max_length: int | None
     d_model: int
-    tokenizer: Any
+    max_length: int | None
+    tokenizer: BareTokenizer
 
 
-def preview(name: str, revision: str | None = None) -> ModelPreview | None:
-    """Sizes and tokenizer of a named model; None for a GGUF file, whose header is as slow as the rest."""
-    path, _ = locate(name, revision)
-    if path.is_file():
-        return None
-    return _from_config(path)
+class BareTokenizer:
+    """As much of a transformers tokenizer as checking prompts needs."""
+
+    def __init__(self, path: Path, bos: str | None) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_file(str(path))
+        self.bos_token_id: int | None = self._tokenizer.token_to_id(bos) if bos else None
+
+    def __call__(self, text: str, /, *, add_special_tokens: bool = True) -> Mapping[str, Any]:
+        """Token ids of a text."""
+        return {"input_ids": self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
+
+    def decode(
+        self,
+        ids: Sequence[int],
+        /,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool = False,
+    ) -> str:
+        """Text of token ids."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
 
 
-def _from_config(folder: Path) -> ModelPreview:
-    from transformers import AutoConfig
-
+def read_preview(name: str, revision: str | None = None) -> ModelPreview | None:
+    """Sizes and tokenizer of a named model, or None where only loading it will tell."""
+    folder, _ = locate(name, revision)
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        text = config.get_text_config(decoder=True)
-        return ModelPreview(
-            n_layers=int(text.num_hidden_layers),
-            vocab_size=int(text.vocab_size),
-            max_length=getattr(text, "max_position_embeddings", None),
-            d_model=int(text.hidden_size),
-            tokenizer=read_tokenizer(folder),
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = config.get("text_config", config)
+        tokens = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        bos = tokens.get("bos_token")
+        sizes = {size: _first(config, names) for size, names in _SIZES.items()}
+        tokenizer = BareTokenizer(
+            folder / "tokenizer.json", bos.get("content") if isinstance(bos, dict) else bos
         )
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"The config in {folder} cannot be used: {reason}",
-            "Give a folder of a decoder-only transformers model.",
-        ) from error
+    except Exception:  # tokenizers raises bare Exception; whatever it is, loading will say it properly
+        return None
+    if None in (sizes["n_layers"], sizes["vocab_size"], sizes["d_model"]):
+        return None
+    return ModelPreview(**sizes, tokenizer=tokenizer)  # type: ignore[arg-type]
+
+
+def _first(config: Mapping[str, Any], names: Sequence[str]) -> int | None:
+    return next((int(config[name]) for name in names if isinstance(config.get(name), int)), None)

@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from preimage.errors import OptionError, PromptError
 
@@ -15,6 +15,7 @@ Prompt: TypeAlias = str | Sequence[int]
 """Text, or the token ids themselves."""
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """What is needed of a Hugging Face tokenizer; any of them fits."""
 

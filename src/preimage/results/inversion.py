@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from preimage.models import Layer
+from preimage.layers import Layer
 from preimage.results.files import write_json
 from preimage.schema import SCHEMA
 

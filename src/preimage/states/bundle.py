@@ -10,18 +10,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from preimage.errors import BundleError, StatesError
-from preimage.models import CONVENTION, Layer
+from preimage.layers import CONVENTION, Layer
+from preimage.manifest import MANIFEST, TENSORS, read_manifest, unusable
 from preimage.schema import SCHEMA
 from preimage.states.layout import Group, Layout
-from preimage.states.states import States
+from preimage.states.states import DTYPES, States
 from preimage.states.tensor_file import TensorFileReader, TensorFileWriter, sha256_file
 
-TENSORS = "states.safetensors"
-MANIFEST = "manifest.json"
-_MAX_MANIFEST = 1 << 30  # bytes; a manifest is ids and numbers, never more
+PLAN = "capture.json"  # beside the partial file while a capture is under way
+_OURS = {TENSORS, *(f"{name}.partial" for name in (TENSORS, MANIFEST, PLAN)), PLAN}
 
 
 def save_bundle(states: States, folder: Path, *, withhold_ids: bool = False) -> Path:
@@ -31,13 +29,16 @@ def save_bundle(states: States, folder: Path, *, withhold_ids: bool = False) -> 
     partial.unlink(missing_ok=True)
     try:
         writer = TensorFileWriter(partial, states.layout.names(), states.dtype)
-        for name, shape in states.layout.names().items():
-            for row in range(shape[0]):
-                writer.write(name, row, states.store.rows(name, row, row + 1))
-        writer.close()
+        try:
+            for name, shape in states.layout.names().items():
+                for row in range(shape[0]):
+                    writer.write(name, row, states.store.rows(name, row, row + 1))
+        finally:
+            writer.close()
         finish_bundle(folder, manifest_of(states, withhold_ids=withhold_ids))
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        partial.unlink(missing_ok=True)
+        raise unwritable(folder, error) from error
     return folder
 
 
@@ -49,8 +50,11 @@ def prepare_folder(folder: Path) -> None:
         raise BundleError(f"{folder} is a file.", "Give the name of a folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        others = sorted(path.name for path in folder.iterdir() if path.name not in _OURS)
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise unwritable(folder, error) from error
+    if others:
+        raise BundleError(f"{folder} holds other files, {others[0]} first.", "Give a new or empty folder.")
 
 
 def finish_bundle(folder: Path, manifest: dict[str, Any]) -> None:
@@ -88,46 +92,21 @@ def manifest_of(states: States, *, withhold_ids: bool) -> dict[str, Any]:
 def open_states(path: str | Path, *, verify: bool = True) -> States:
     """Open a bundle without reading it into memory; its checksum is verified unless told not to."""
     folder = Path(path)
-    if not (folder / MANIFEST).is_file():
-        hint = "Give a folder made by `preimage capture --out`."
-        if (folder / (TENSORS + ".partial")).exists():
-            hint = "Its capture was interrupted; rerun the same command to finish it."
-        raise BundleError(f"{folder} is not a state bundle: no {MANIFEST} in it.", hint)
+    manifest = read_manifest(folder)
     try:
-        if (folder / MANIFEST).stat().st_size > _MAX_MANIFEST:
-            raise ValueError("it is too large")
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if manifest.get("schema") != SCHEMA:
-            raise ValueError(f"its schema is {manifest.get('schema')!r}, not {SCHEMA!r}")
         layout = _layout(manifest)
-        floor = {_layer(layer): float(value) for layer, value in manifest["noise_floor"].items()}
-        dtype = getattr(torch, manifest["dtype"])
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise BundleError(
-            f"{folder / MANIFEST} cannot be used: {error}.",
-            "Make the bundle again with this version.",
-        ) from error
-    _check_file(folder / TENSORS, manifest, verify=verify)
-    reader = TensorFileReader(folder / TENSORS)
-    if reader.shapes != layout.names():
-        raise BundleError(f"{folder / TENSORS} and its manifest disagree.", "Make the bundle again.")
-    return States(
-        layout,
-        reader,
-        token_ids=manifest["token_ids"],
-        model=manifest["model"],
-        noise_floor=floor,
-        dtype=dtype,
-    )
-
-
-def _check_file(path: Path, manifest: dict[str, Any], *, verify: bool) -> None:
-    size = path.stat().st_size if path.is_file() else -1
-    if size != manifest["bytes"]:
-        state = f"has {size} bytes, {manifest['bytes']} were written" if size >= 0 else "is missing"
-        raise BundleError(f"{path} {state}: truncated or exchanged.", "Copy or capture it again.")
-    if verify and sha256_file(path) != manifest["checksums"][TENSORS]:
-        raise BundleError(f"{path} fails its checksum.", "Copy or capture it again.")
+        floor = {_layer(layer): _floor(value) for layer, value in manifest["noise_floor"].items()}
+        dtype = DTYPES[manifest["dtype"]]
+        token_ids, model = _token_ids(manifest["token_ids"], layout), _model(manifest["model"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise unusable(folder, error) from error
+    tensors = folder / TENSORS
+    if verify and sha256_file(tensors) != manifest["checksums"][TENSORS]:
+        raise BundleError(f"{tensors} fails its checksum.", "Copy or capture it again.")
+    reader = TensorFileReader(tensors)
+    if reader.shapes != layout.names() or set(reader.dtypes.values()) != {dtype}:
+        raise BundleError(f"{tensors} and its manifest disagree.", "Make the bundle again.")
+    return States(layout, reader, token_ids=token_ids, model=model, noise_floor=floor, dtype=dtype)
 
 
 def _layout(manifest: dict[str, Any]) -> Layout:
@@ -145,5 +124,31 @@ def _layer(value: int | str) -> Layer:
     return "final" if value == "final" else int(value)
 
 
-def _unwritable(folder: Path, error: OSError) -> StatesError:
+def _floor(value: Any) -> float:
+    if not 0 <= float(value) < 1:  # a relative difference; NaN is neither
+        raise ValueError(f"a noise floor of {value!r} is none")
+    return float(value)
+
+
+def _token_ids(rows: Any, layout: Layout) -> list[list[int]] | None:
+    if rows is None:
+        return None
+    lengths = {prompt: group.length for group in layout.groups for prompt in group.prompts}
+    if [len(row) for row in rows] != [lengths[prompt] for prompt in range(layout.count)]:
+        raise ValueError("its token ids are not as long as its prompts")
+    if not all(type(token) is int for row in rows for token in row):
+        raise ValueError("its token ids are no whole numbers")
+    return [list(row) for row in rows]
+
+
+def _model(identity: Any) -> dict[str, Any] | None:
+    if identity is None:
+        return None
+    if not all(isinstance(identity[field], str) for field in ("name", "weight_hash", "dtype")):
+        raise ValueError("its model has no name, weight_hash and dtype")
+    return dict(identity)
+
+
+def unwritable(folder: Path, error: OSError) -> StatesError:
+    """What is said where the disk is full, read-only or gone."""
     return BundleError(f"{folder} cannot be written: {error.strerror}.", "Give another folder.")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import tempfile
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,24 +15,25 @@ import torch
 from torch import Tensor
 
 from preimage.errors import OptionError, PromptError, RunFolderError
-from preimage.models import LanguageModel, LayerSpec, parse_layers
+from preimage.layers import LayerSpec, parse_layers
+from preimage.manifest import MANIFEST, TENSORS
+from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet, encode
-from preimage.states.bundle import MANIFEST, TENSORS, finish_bundle, manifest_of, prepare_folder
+from preimage.states.bundle import PLAN, finish_bundle, manifest_of, prepare_folder, unwritable
 from preimage.states.layout import Layout, Positions, group_by_length, tensor_name
 from preimage.states.noise import noise_floor
 from preimage.states.states import MemoryStore, States
-from preimage.states.tensor_file import TensorFileReader, TensorFileWriter
+from preimage.states.tensor_file import TensorFileReader, TensorFileWriter, file_bytes
 
 _MEMORY_BYTES = 2 * 2**30  # more than this goes to disk
 _CUDA_BATCH_TOKENS = 16384
 _SYNC_SECONDS = 2.0
-_PLAN = "capture.json"
 
 
 def capture(
     model: LanguageModel,
-    prompts: str | Sequence[str | Sequence[int]] | PromptSet,
+    prompts: str | Sequence[str | Sequence[int]] | Sequence[int] | PromptSet,
     layers: LayerSpec = "all",
     *,
     positions: Positions = "all",
@@ -71,10 +73,9 @@ def capture(
         return _capture_to_disk(model, states, Path(out), batch_tokens, withhold_ids, progress)
     if layout.elements() * model.dtype.itemsize > _MEMORY_BYTES:
         temporary = tempfile.TemporaryDirectory(prefix="preimage-")
+        weakref.finalize(states, temporary.cleanup)  # it lives as long as the states do
         folder = Path(temporary.name) / "bundle"
-        states = _capture_to_disk(model, states, folder, batch_tokens, withhold_ids, progress)
-        states.temporary = temporary  # lives as long as the states do
-        return states
+        return _capture_to_disk(model, states, folder, batch_tokens, withhold_ids, progress)
     tensors = {name: torch.empty(s, dtype=model.dtype) for name, s in layout.names().items()}
     for name, row, part in _batches(model, states, batch_tokens, 0, progress):
         tensors[name][row : row + len(part)] = part
@@ -84,16 +85,15 @@ def capture(
 
 def encode_all(
     model: LanguageModel,
-    prompts: str | Sequence[str | Sequence[int]] | PromptSet,
+    prompts: str | Sequence[str | Sequence[int]] | Sequence[int] | PromptSet,
     bos: bool | None = None,
 ) -> list[tuple[int, ...]]:
     """Token ids of every prompt, each checked against vocabulary and context."""
-    rows: list[str | Sequence[int]]
-    rows = [prompts] if isinstance(prompts, str) else list(prompts)
+    rows: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
     if not rows:
         raise PromptError("No prompt was given.", "Give at least one text or list of token ids.")
     if isinstance(rows[0], int):
-        rows = [rows]  # type: ignore[list-item]  # one bare list of ids is one prompt
+        rows = [rows]  # one bare list of ids is one prompt
     limits = {"vocab_size": model.vocab_size, "max_length": model.max_length}
     return [
         encode(row, model.tokenizer, bos=bos, name=f"Prompt {index}", **limits)  # type: ignore[arg-type]
@@ -132,8 +132,20 @@ def _capture_to_disk(
     progress: Progress,
 ) -> States:
     """Stream into a bundle; ``capture.json`` counts the prompts whose states are safely on disk."""
+    try:
+        _fill(model, states, folder, batch_tokens, progress)
+        finish_bundle(folder, manifest_of(states, withhold_ids=withhold_ids))
+        (folder / PLAN).unlink()
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    states.store = TensorFileReader(folder / TENSORS)
+    return states
+
+
+def _fill(model: LanguageModel, states: States, folder: Path, batch_tokens: int, progress: Progress) -> None:
+    """Write every state into the partial file, after those an interrupted capture left there."""
     plan = _plan(states)
-    done = _resume(folder, plan)
+    done = _resume(folder, plan, file_bytes(states.layout.names(), states.dtype))
     writer = TensorFileWriter(folder / (TENSORS + ".partial"), states.layout.names(), states.dtype)
     finished, synced = done, time.monotonic()
 
@@ -153,10 +165,7 @@ def _capture_to_disk(
                 synced = time.monotonic()
     finally:
         writer.close()
-    finish_bundle(folder, manifest_of(states, withhold_ids=withhold_ids))
-    (folder / _PLAN).unlink()
-    states.store = TensorFileReader(folder / TENSORS)
-    return states
+        _write_plan(folder, plan, finished)
 
 
 def _plan(states: States) -> dict[str, Any]:
@@ -171,14 +180,12 @@ def _plan(states: States) -> dict[str, Any]:
     }
 
 
-def _resume(folder: Path, plan: dict[str, Any]) -> int:
+def _resume(folder: Path, plan: dict[str, Any], size: int) -> int:
     """Prompts already captured in the folder; refuses a folder that was begun for other work."""
-    path = folder / _PLAN
+    path, partial = folder / PLAN, folder / (TENSORS + ".partial")
     if not path.exists() or (folder / MANIFEST).exists():
         prepare_folder(folder)
-        (folder / (TENSORS + ".partial")).unlink(missing_ok=True)
-        _write_plan(folder, plan, 0)
-        return 0
+        return _begin(partial, plan)
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         for field, value in plan.items():
@@ -187,12 +194,21 @@ def _resume(folder: Path, plan: dict[str, Any]) -> int:
                     f"{folder} was begun with another {field}.",
                     "Rerun the first command, or give another folder.",
                 )
-        return int(saved["done"])
+        done = int(saved["done"])
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path} cannot be read: {error}.", "Give another folder.") from error
+    whole = partial.is_file() and partial.stat().st_size == size
+    return done if whole else _begin(partial, plan)
+
+
+def _begin(partial: Path, plan: dict[str, Any]) -> int:
+    """Forget what was captured, in this order: a plan must never count rows that are not there."""
+    _write_plan(partial.parent, plan, 0)
+    partial.unlink(missing_ok=True)
+    return 0
 
 
 def _write_plan(folder: Path, plan: dict[str, Any], done: int) -> None:
-    temporary = folder / (_PLAN + ".partial")
+    temporary = folder / (PLAN + ".partial")
     temporary.write_text(json.dumps({"plan": plan, "done": done}), encoding="utf-8")
-    temporary.replace(folder / _PLAN)
+    temporary.replace(folder / PLAN)

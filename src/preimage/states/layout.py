@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from preimage.errors import StatesError
-from preimage.models import Layer
+from preimage.layers import Layer
 
 Positions: TypeAlias = Literal["all", "last"]
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from preimage.distances import norms, row_distances
-from preimage.models import LanguageModel, Layer, cache_folder
+from preimage.layers import Layer
+from preimage.models import LanguageModel, cache_folder
 from preimage.prompts import PromptOptions, gather
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,9 @@ def measure_noise(model: LanguageModel) -> dict[Layer, float]:
     for row, start, found in _other_shapes(model, prompts, layers):
         for layer, states in found.items():
             reference = alone[row][layer][start : start + len(states)]
-            relative = row_distances(states, reference) / norms(reference)
+            # a padding token's embedding may be all zeros; it has no relative error, and no noise either
+            scale = norms(reference).clamp_min(torch.finfo(torch.float64).tiny)
+            relative = row_distances(states, reference) / scale
             floor[layer] = max(floor[layer], float(relative.max()))
     # A layer that happened to reproduce every bit still rounds: half a unit in the last place.
     unit = torch.finfo(model.dtype).eps / 2

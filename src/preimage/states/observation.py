@@ -6,12 +6,13 @@ function of the same states: candidates are passed through it before they are co
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 
+@runtime_checkable
 class Observation(Protocol):
     """A map from states (rows x d_model) to what is seen of them (rows x anything)."""
 

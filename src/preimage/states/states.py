@@ -5,17 +5,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from preimage.errors import BundleError, LayerError, StatesError
-from preimage.models import LanguageModel, Layer, tensor_bytes
+from preimage.layers import Layer
+from preimage.models import LanguageModel, tensor_bytes
 from preimage.states.layout import Layout, Positions, group_by_length, tensor_name
 
+# The types states are kept in, by the names a manifest has for them.
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+}
 
+
+@runtime_checkable
 class Store(Protocol):
     """Where tensors are: memory or a file."""
 
@@ -58,7 +66,6 @@ class States:
         self.model = None if model is None else dict(model)
         self.noise_floor = dict(noise_floor)
         self.dtype = dtype
-        self.temporary: object = None  # a folder to be removed with these states
 
     def __len__(self) -> int:
         return self.layout.count
@@ -151,12 +158,12 @@ class States:
     @classmethod
     def from_tensor(
         cls,
-        tensor: Float[Tensor, "*batch position d_model"],
+        tensor: Tensor,  # any shape and type: what holds no states is refused in words
         layer: Layer,
         model: LanguageModel | None = None,
     ) -> States:
         """Wrap a tensor somebody already has: positions x d, or prompts x positions x d."""
-        if tensor.ndim not in (2, 3) or not tensor.is_floating_point() or tensor.numel() == 0:
+        if tensor.ndim not in (2, 3) or tensor.dtype not in DTYPES.values() or tensor.numel() == 0:
             raise StatesError(
                 f"A tensor of shape {tuple(tensor.shape)} and type {tensor.dtype} holds no states.",
                 "Give floating-point positions x d_model, or prompts x positions x d_model.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,35 +22,29 @@ from preimage.errors import StatesError
 from preimage.models import tensor_bytes
 
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_TYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 class TensorFileWriter:
     """Lays out a safetensors file and fills it in any order; reopening one continues it."""
 
     def __init__(self, path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-        header: dict[str, object] = {}
-        end = 0
-        for name, shape in shapes.items():
-            start, end = end, end + dtype.itemsize * _product(shape)
-            header[name] = {
-                "dtype": _NAMES[dtype],
-                "shape": list(shape),
-                "data_offsets": [start, end],
-            }
-        encoded = json.dumps(header, separators=(",", ":")).encode()
-        encoded += b" " * (-len(encoded) % 8)
-        self._base = 8 + len(encoded)
-        self._starts = {name: header[name]["data_offsets"][0] for name in shapes}  # type: ignore[index]
-        self._row_bytes = {name: dtype.itemsize * _product(shape[1:]) for name, shape in shapes.items()}
+        header, self._starts, size = _lay_out(shapes, dtype)
+        self._row_bytes = {name: dtype.itemsize * math.prod(shape[1:]) for name, shape in shapes.items()}
         fresh = not path.exists()
         self._file: BinaryIO = path.open("w+b" if fresh else "r+b")
         if fresh:
-            self._file.write(len(encoded).to_bytes(8, "little") + encoded)
-            self._file.truncate(self._base + end)
+            try:
+                self._file.write(header)
+                self._file.truncate(size)
+            except OSError:
+                self._file.close()
+                path.unlink()
+                raise
 
     def write(self, name: str, row: int, tensor: Tensor) -> None:
         """Put rows of a tensor at their place, starting at ``row``."""
-        self._file.seek(self._base + self._starts[name] + row * self._row_bytes[name])
+        self._file.seek(self._starts[name] + row * self._row_bytes[name])
         self._file.write(tensor_bytes(tensor))
 
     def sync(self) -> None:
@@ -59,8 +54,10 @@ class TensorFileWriter:
 
     def close(self) -> None:
         """Sync and close."""
-        self.sync()
-        self._file.close()
+        try:
+            self.sync()
+        finally:
+            self._file.close()
 
 
 class TensorFileReader:
@@ -69,10 +66,12 @@ class TensorFileReader:
     def __init__(self, path: Path) -> None:
         try:
             self._file = safe_open(path, framework="pt")
-            self.shapes = {
-                name: tuple(self._file.get_slice(name).get_shape())
+            slices = {
+                name: self._file.get_slice(name)
                 for name in self._file.keys()  # noqa: SIM118  # not a mapping
             }
+            self.shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
+            self.dtypes = {name: _TYPES.get(part.get_dtype()) for name, part in slices.items()}
         except (SafetensorError, OSError, ValueError) as error:
             raise StatesError(
                 f"{path} cannot be read as safetensors: {error}.",
@@ -91,8 +90,25 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
+def file_bytes(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> int:
+    """Size of the whole file a :class:`TensorFileWriter` lays out."""
+    return _lay_out(shapes, dtype)[2]
+
+
+def _lay_out(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> tuple[bytes, dict[str, int], int]:
+    """The header with its length, where in the file each tensor starts, and where the last one ends."""
+    entries: dict[str, object] = {}
+    starts: dict[str, int] = {}
+    end = 0
+    for name, shape in shapes.items():
+        starts[name], end = end, end + dtype.itemsize * math.prod(shape)
+        entries[name] = {
+            "dtype": _NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [starts[name], end],
+        }
+    encoded = json.dumps(entries, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    base = 8 + len(encoded)
+    header = len(encoded).to_bytes(8, "little") + encoded
+    return header, {name: base + start for name, start in starts.items()}, base + end

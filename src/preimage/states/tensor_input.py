@@ -45,10 +45,13 @@ def _from_safetensors(path: Path, key: str | None) -> Tensor:
 
 def _from_npy(path: Path) -> Tensor:
     try:
-        array = np.load(path, allow_pickle=False)
-        return torch.from_numpy(np.ascontiguousarray(array))
-    except (ValueError, OSError, TypeError, EOFError) as error:
+        with np.errstate(over="raise"):  # a shape the file cannot hold fails here, before any memory
+            array = np.lib.format.open_memmap(path, mode="r")
+        native = array.dtype.newbyteorder("=")
+        return torch.from_numpy(np.array(array, dtype=native, order="C"))
+    except (ValueError, OSError, TypeError, ArithmeticError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
         raise StatesError(
-            f"{path.name} cannot be read as a plain array: {error}.",
+            f"{path.name} cannot be read as a plain array: {reason}.",
             "Save it with numpy.save as floats.",
         ) from error

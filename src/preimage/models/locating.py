@@ -1,0 +1,127 @@
+"""From a model's name to the folder or file that holds it. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from preimage.errors import ModelError
+from preimage.models.aliases import ALIASES, ensure_converted
+
+log = logging.getLogger(__name__)
+
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_HUB_SECONDS = 3.0  # an unknown name must fail at once, not after a chain of retries
+
+
+def locate(name: str, revision: str | None = None) -> tuple[Path, str | None]:
+    """The folder or GGUF file behind a model's name, fetched first where it must be, and its revision."""
+    if name in ALIASES:
+        return ensure_converted(ALIASES[name]), f"sha256:{ALIASES[name].sha256}"
+    path = Path(name)
+    if name.lower().endswith(".gguf"):
+        _check_gguf(path)
+        return path, revision
+    if not _exists(path):
+        path = _hub_folder(name, revision)
+        revision = path.name  # snapshots are named by their commit
+    _check_folder(path)
+    return path, revision
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name too long for any file
+        return False
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse before any weight is read: no folder, no config, pickled weights."""
+    if folder.is_file():
+        if folder.suffix.lower() in _PICKLED:
+            raise _pickled(folder)
+        raise ModelError(
+            f"{folder} is a file preimage cannot load.",
+            "Give a GGUF file, or the folder that holds config.json and *.safetensors.",
+        )
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json.", "Give a folder in Hugging Face's layout.")
+    if not any(folder.glob("*.safetensors")):
+        pickled = sorted(path for path in folder.iterdir() if path.suffix.lower() in _PICKLED)
+        if pickled:
+            raise _pickled(pickled[0])
+        raise ModelError(f"{folder} holds no *.safetensors.", "Save the model with save_pretrained().")
+    for index in folder.rglob("*.safetensors.index.json"):
+        for file in _shards(index):
+            if not file.endswith(".safetensors"):  # transformers would open it, whatever it is
+                raise _pickled(index.parent / file)
+
+
+def _shards(index: Path) -> set[str]:
+    """The files a sharded model names."""
+    try:
+        return set(map(str, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise ModelError(f"{index} cannot be read as an index of weights.", "Get the model again.") from error
+
+
+def _pickled(path: Path) -> ModelError:
+    return ModelError(
+        f"{path} is a pickled file, which can run code when opened; preimage never opens one.",
+        "Convert it to safetensors (save_pretrained does) and load that.",
+    )
+
+
+def _check_gguf(path: Path) -> None:
+    if not path.is_file():
+        raise ModelError(f"There is no file {path}.", "Check the path.")
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ModelError(f"{path} is not a GGUF file.", "Its first four bytes should be GGUF.")
+
+
+def _hub_folder(name: str, revision: str | None) -> Path:
+    """The local snapshot of a hub model: from the hub's cache, else downloaded (safetensors only)."""
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    tried = f"{name!r} is no alias ({', '.join(ALIASES)}), no file or folder here"
+    hint = "Use an alias, a path, or a hub id such as HuggingFaceTB/SmolLM2-135M; see `preimage models`."
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+    try:
+        cached = Path(snapshot_download(name, revision=revision, local_files_only=True))
+        if constants.HF_HUB_OFFLINE or any(cached.glob("*.safetensors")):
+            return cached  # else somebody fetched only config or tokenizer so far
+    except HFValidationError as error:
+        raise ModelError(f"{tried}, and not a hub id.", hint) from error
+    except LocalEntryNotFoundError as error:
+        if constants.HF_HUB_OFFLINE:
+            raise ModelError(f"{tried}, and not in the hub's cache (offline).", hint) from error
+    _ask_hub(name, revision, tried, hint)
+    log.info("downloading %s from the hub", name)
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except Exception as error:  # the network went away, the disk is full: each client has its own kinds
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"The download of {name} failed: {reason}", "Try again; it continues.") from error
+
+
+def _ask_hub(name: str, revision: str | None, tried: str, hint: str) -> None:
+    """One quick question to the hub before a download: is it there, and does it have safetensors?"""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        info = HfApi().model_info(name, revision=revision, timeout=_HUB_SECONDS)
+    except HfHubHTTPError as error:
+        raise ModelError(f"{tried}, and the hub does not have it (or not for you).", hint) from error
+    except Exception as error:  # no route, no name, time-out: each client version has its own kinds
+        raise ModelError(f"{tried}, and the hub cannot be reached.", hint) from error
+    files = [sibling.rfilename for sibling in info.siblings or []]
+    if not any(file.endswith(".safetensors") for file in files):
+        raise ModelError(
+            f"{name} has no safetensors on the hub, and preimage never opens pickled weights.",
+            "Ask its owner to convert it, or convert it yourself and give the folder.",
+        )

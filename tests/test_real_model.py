@@ -1,0 +1,53 @@
+"""The default model itself."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import preimage
+from preimage.models import LanguageModel
+from preimage.states import measure_noise
+
+pytestmark = pytest.mark.real_model
+
+TEXT = "The river is wide."
+
+
+def test_states_equal_plain_transformers_bit_for_bit(smollm2: LanguageModel) -> None:  # N10
+    states = preimage.capture(smollm2, [TEXT, "x", [49151, 0, 7]])
+    for prompt, ids in enumerate(states.token_ids):
+        with torch.no_grad():
+            plain = smollm2.module(torch.tensor([ids]), output_hidden_states=True)
+        for layer in range(30):
+            assert torch.equal(states.at(prompt, layer), plain.hidden_states[layer][0])
+        assert torch.equal(states.at(prompt, "final"), plain.hidden_states[-1][0])
+
+
+def test_layer_15_is_inverted_by_sipit(smollm2: LanguageModel) -> None:
+    states = preimage.capture(smollm2, [TEXT], layers=15)
+    (found,) = preimage.invert(smollm2, states, method="sipit")
+    assert (found.status, found.text) == ("recovered", TEXT)
+    assert found.token_ids == states.token_ids[0]
+    assert found.margin > 1000 * found.noise_floor * float(states.at(0, 15).norm(dim=-1)[1:].max())
+
+
+def test_noise_floor_is_small_and_grows_from_layer_0(smollm2: LanguageModel) -> None:  # N11
+    floor = measure_noise(smollm2)
+    assert len(floor) == 32
+    assert floor[0] < 1e-6
+    assert all(1e-8 < value < 1e-3 for value in floor.values())
+
+
+def test_another_process_sees_only_bundle_and_model(smollm2: LanguageModel, tmp_path: object) -> None:
+    bundle = f"{tmp_path}/bundle"
+    preimage.capture(smollm2, ["Ada"], layers=15).save(bundle, withhold_ids=True)
+    script = (
+        "import preimage, sys; s = preimage.open_states(sys.argv[1]); assert s.token_ids is None; "
+        "m = preimage.load('smollm2'); s.require_made_by(m); "
+        "print(preimage.invert(m, s, layer=15)[0].text)"
+    )
+    command = [sys.executable, "-c", script, bundle]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "Ada"
