@@ -14,7 +14,6 @@ import torch  # noqa: E402
 
 from preimage.models import ALIASES, LanguageModel, converted_folder, load  # noqa: E402
 
-
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers are the parallelism; threads on top of them only fight
 

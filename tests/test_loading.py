@@ -942,13 +942,9 @@ TEXTS = (
 def test_the_preview_agrees_with_the_loaded_model(smollm2: LanguageModel) -> None:
     known = read_preview("smollm2")
     assert known is not None
-    agrees(known, smollm2)
-    assert (smollm2.n_layers, smollm2.d_model, smollm2.vocab_size, smollm2.max_length) == (
-        30,
-        576,
-        49152,
-        8192,
-    )
+    same_sizes(known, smollm2)
+    same_ids(known, smollm2)
+    assert (known.n_layers, known.d_model, known.vocab_size, known.max_length) == (30, 576, 49152, 8192)
     assert smollm2.revision == f"sha256:{ALIASES['smollm2'].sha256}"
 
 

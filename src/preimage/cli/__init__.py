@@ -6,6 +6,7 @@ bug in preimage itself.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
@@ -21,4 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def entry() -> None:
     """What the installed ``preimage`` script calls."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character gets its escape
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(main())

@@ -21,7 +21,7 @@ from preimage.cli.arguments import (
     Texts,
 )  # fmt: skip
 from preimage.cli.terminal import print_json, print_lines, progress_bar
-from preimage.errors import OptionError
+from preimage.errors import OptionError, StatesError
 from preimage.schema import SCHEMA
 
 
@@ -65,7 +65,7 @@ def capture(
     loaded = preimage.load(model, dtype=dtype, device=device)
     with progress_bar() as progress:
         states = preimage.capture(
-            loaded, choice.token_ids(loaded), layers, positions=positions,  # type: ignore[arg-type]
+            loaded, choice.token_ids(loaded), layers, positions=positions,
             batch_tokens=batch_tokens, out=out, withhold_ids=withhold_ids, progress=progress,
         )  # fmt: skip
     _report(states, out, json)
@@ -75,14 +75,16 @@ def _from_tensor(path: Path, layer: str | None, key: str | None, model: str, out
     """A bundle of a tensor from elsewhere. Which model made it is not claimed; its layers are checked."""
     from preimage.layers import parse_layer
     from preimage.models import read_preview
-    from preimage.states import States, read_tensor
 
     if layer is None:
         raise OptionError("--from-tensor needs --layer.", "Say at which layer the states were taken.")
+    if not path.is_file():  # before torch is imported
+        raise StatesError(f"There is no file {path}.", "Check the path.")
     known = read_preview(model)
-    tensor = read_tensor(path, key)
     number = parse_layer(layer, known.n_layers if known else 10**6)
-    states = States.from_tensor(tensor, number)
+    from preimage.states import States, read_tensor
+
+    states = States.from_tensor(read_tensor(path, key), number)
     if known is not None and states.d_model != known.d_model:
         raise OptionError(
             f"{path.name} holds states {states.d_model} wide, those of {model} are {known.d_model}.",

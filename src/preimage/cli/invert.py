@@ -21,7 +21,8 @@ from preimage.cli.arguments import (
     Texts,
 )  # fmt: skip
 from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
-from preimage.errors import OptionError
+from preimage.errors import OptionError, StatesError
+from preimage.manifest import read_manifest
 from preimage.schema import SCHEMA
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def invert(
     if bundle is not None:
         if text or prompts:
             raise OptionError("A bundle and prompts were given.", "Give one of them.")
+        read_manifest(bundle)  # what is no bundle is refused before torch is imported
         states = preimage.open_states(bundle)
         model = model or (states.model["name"] if states.model else None)
     name = model or "smollm2"
@@ -96,10 +98,18 @@ def _check_early(name: str, choice: PromptChoice, layer: str | None, states: Sta
     known = read_preview(name)
     if known is None:
         return
-    if layer is not None:
-        parse_layer(layer, known.n_layers)
+    wanted = None if layer is None else parse_layer(layer, known.n_layers)
     if states is None:
         choice.token_ids(known)
+        return
+    if states.d_model != known.d_model:
+        raise StatesError(
+            f"These states are {states.d_model} wide, those of {name} are {known.d_model}.",
+            "Use the model that made them.",
+        )
+    if wanted is not None:
+        for index in range(len(states)):
+            states.finite_at(index, wanted)
 
 
 def _middle(n_layers: int) -> str:

@@ -24,7 +24,7 @@ def models(
     json: Json = False,
 ) -> None:
     """List the models that need no hub, fetch one, or describe one."""
-    from preimage.models import ALIASES, converted_folder, load, locate
+    from preimage.models import ALIASES, converted_folder, locate
 
     document: dict[str, Any] = {"schema": SCHEMA, "command": "models"}
     if fetch is not None:
@@ -32,6 +32,9 @@ def models(
         document |= {"name": fetch, "path": str(path), "revision": revision}
         lines = [f"{fetch} is ready in {path}"]
     elif name is not None:
+        locate(name)  # an unknown name is refused before torch is imported
+        from preimage.models import load
+
         model = load(name)
         document["model"] = model.identity.to_dict() | {"max_length": model.max_length}
         lines = [f"{key}: {value}" for key, value in document["model"].items()]

@@ -24,6 +24,8 @@ def run(argv: list[str]) -> int:
         logging.getLogger(noisy).setLevel(logging.ERROR)
     try:
         code = app(args=argv, prog_name="preimage", standalone_mode=False)
+        if code == INTERRUPTED:  # typer makes this of Ctrl-C, and says nothing
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else DONE
     except PreimageError as error:
         return _fail(as_json, BAD_INPUT, error.to_dict())

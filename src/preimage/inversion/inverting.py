@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from torch import Tensor
 from preimage.errors import LayerError
 from preimage.execution import run_each
 from preimage.inversion.budget import Budget
+from preimage.inversion.fast import FastInverter
 from preimage.inversion.last_only import invert_last
 from preimage.inversion.options import InvertOptions
 from preimage.inversion.policies import GradientPolicy, Policy, RandomPolicy
+from preimage.inversion.proposers import Proposer, build_proposer
 from preimage.inversion.search import MAX_PROMPTS, Fit, Outcome, Search
 from preimage.inversion.twins import Rivals
 from preimage.inversion.uncached import UncachedPrefix
@@ -26,7 +29,7 @@ from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.results import Inversion, RunFolder, Status
-from preimage.states import States, noise_floor, storage_roundoff
+from preimage.states import States, calibration_prompts, noise_floor, storage_roundoff
 
 
 def invert(
@@ -59,10 +62,12 @@ def invert(
         states.finite_at(index, at)
     folder = None if out is None else _run_folder(Path(out), model, states, at, chosen)
 
+    proposer = _proposer(model, at) if chosen.method == "fast" and states.positions == "all" else None
+
     def one(index: int) -> Inversion:
         if folder is not None and str(index) in folder.items:
             return Inversion.from_dict(folder.items[str(index)])
-        result = _invert_one(model, states, index, verifier, chosen)
+        result = _invert_one(model, states, index, verifier, chosen, proposer)
         if folder is not None:
             folder.add(str(index), result.to_dict())
         return result
@@ -106,8 +111,25 @@ def _verifier(model: LanguageModel, states: States, layer: Layer, options: Inver
     )
 
 
+_proposers: weakref.WeakKeyDictionary[LanguageModel, dict[Layer, Proposer]]
+_proposers = weakref.WeakKeyDictionary()
+
+
+def _proposer(model: LanguageModel, layer: Layer) -> Proposer:
+    """The proposer of a layer, built once for a model in memory."""
+    known = _proposers.setdefault(model, {})
+    if layer not in known:
+        known[layer] = build_proposer(model, layer, calibration_prompts(model, count=32))
+    return known[layer]
+
+
 def _invert_one(
-    model: LanguageModel, states: States, index: int, verifier: Verifier, options: InvertOptions
+    model: LanguageModel,
+    states: States,
+    index: int,
+    verifier: Verifier,
+    options: InvertOptions,
+    proposer: Proposer | None,
 ) -> Inversion:
     observed = states.finite_at(index, verifier.layer)
     run_before = model.forward_tokens
@@ -115,6 +137,8 @@ def _invert_one(
     budget = Budget(min(options.max_tests or bound, bound), options.timeout)
     if states.positions == "last":
         outcome = invert_last(model, observed, verifier, budget)
+    elif proposer is not None:
+        (outcome,) = FastInverter(model, verifier, proposer).run(observed[None], [budget])
     else:
         outcome = _search(model, observed, verifier, options, budget, index)
     return _result(model, outcome, verifier, options, budget, model.forward_tokens - run_before)

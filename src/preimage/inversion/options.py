@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from preimage.errors import OptionError
 
-Method: TypeAlias = Literal["sipit", "brute-force"]
+Method: TypeAlias = Literal["fast", "sipit", "brute-force"]
 METHODS: tuple[str, ...] = get_args(Method)
 
 
@@ -15,11 +15,14 @@ METHODS: tuple[str, ...] = get_args(Method)
 class InvertOptions:
     """How to search, and when to stop.
 
+    ``fast`` proposes every position at once and verifies in whole passes; ``sipit`` is the paper's gradient
+    policy, ``brute-force`` its random one.
+
     ``tolerance`` is relative to |h_t|; None derives it from the noise floor. ``published_cost`` runs SIPIT
     without prefix cache, one candidate at a time, through all blocks, as its authors' code does.
     """
 
-    method: str = "sipit"  # one of METHODS
+    method: str = "fast"  # one of METHODS
     seed: int = 0
     tolerance: float | None = None
     max_tests: int | None = None  # verifier tests for one prompt; None: positions x vocabulary
@@ -32,7 +35,7 @@ class InvertOptions:
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
-            raise OptionError(f"Method {self.method!r} is not known.", f"Use {' or '.join(METHODS)}.")
+            raise OptionError(f"Method {self.method!r} is not known.", f"Use {', '.join(METHODS)}.")
         positive = (
             "tolerance",
             "max_tests",

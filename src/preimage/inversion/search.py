@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -75,7 +75,7 @@ class Search:
         self._rivals = rivals
         self._budget = budget
         self._tolerances = verifier.tolerances(observed)
-        self._frames: list[Frame] = []
+        self.frames: list[Frame] = []
         self._partial: tuple[Fit, ...] = ()
         self._failure: Position | None = None
         self._reason = ""
@@ -86,18 +86,26 @@ class Search:
         undecided = False
         try:
             while True:
-                if len(self._frames) == len(self._observed):
+                if len(self.frames) == len(self._observed):
                     self._conclude(complete)
-                elif self._decide(len(self._frames)):
+                elif self.decide(len(self.frames)):
                     continue
                 if len(complete) >= MAX_PROMPTS or not self._back_up():
                     break
         except BudgetSpentError as spent:
             undecided = True
-            self._reason = f"Stopped at position {len(self._frames)}: {spent}."
+            self._reason = f"Stopped at position {len(self.frames)}: {spent}."
             if not complete:
                 self._remember_partial()
-        return Outcome(tuple(complete), self._partial, self._failure, self._reason, undecided)
+        return self.outcome(tuple(complete), undecided)
+
+    def begin(self, known: Sequence[Fit]) -> None:
+        """Start behind positions that are decided already; the prefix must hold them."""
+        self.frames = [Frame(fit) for fit in known]
+
+    def outcome(self, complete: tuple[tuple[Fit, ...], ...], undecided: bool = False) -> Outcome:
+        """What was found so far."""
+        return Outcome(complete, self._partial, self._failure, self._reason, undecided)
 
     def _conclude(self, complete: list[tuple[Fit, ...]]) -> None:
         """Check a full prompt as a whole; then the prompts that differ from it by alternatives alone.
@@ -107,17 +115,17 @@ class Search:
         """
         if not self._whole_sequence_fits():
             return
-        choices = [(frame.chosen, *frame.others) for frame in self._frames]
+        choices = [(frame.chosen, *frame.others) for frame in self.frames]
         decided: set[int] = set()
         for fits in itertools.islice(itertools.product(*choices), MAX_PROMPTS):
             ids = [fit.position.token_id for fit in fits]
             if not self._misfits(ids):
                 complete.append(fits)
                 decided.update(map(id, fits))
-        for frame in self._frames:
+        for frame in self.frames:
             frame.others = [fit for fit in frame.others if id(fit) not in decided]
 
-    def _decide(self, index: int) -> bool:
+    def decide(self, index: int) -> bool:
         """Find what fits at a position and step onto the nearest; False at a dead end."""
         fits, nearest = self._solve(index)
         if not fits and self._stands_out(nearest):
@@ -127,7 +135,7 @@ class Search:
             self._fail(nearest, "No token of the vocabulary fits")
             return False
         self._prefix.keep(0)
-        self._frames.append(Frame(fits[0], fits[1:]))
+        self.frames.append(Frame(fits[0], fits[1:]))
         return True
 
     def _solve(self, index: int) -> tuple[list[Fit], Position]:
@@ -186,12 +194,12 @@ class Search:
         )
 
     def _whole_sequence_fits(self) -> bool:
-        ids = [frame.chosen.position.token_id for frame in self._frames]
+        ids = [frame.chosen.position.token_id for frame in self.frames]
         outside = self._misfits(ids)
         if not outside:
             return True
         worst = max(outside, key=outside.__getitem__)
-        chosen = self._frames[worst].chosen.position
+        chosen = self.frames[worst].chosen.position
         self._fail(
             Position(
                 worst, chosen.token_id, outside[worst], chosen.tolerance, False,
@@ -219,17 +227,17 @@ class Search:
             self._remember_partial()
 
     def _remember_partial(self) -> None:
-        self._partial = tuple(frame.chosen for frame in self._frames)
+        self._partial = tuple(frame.chosen for frame in self.frames)
 
     def _back_up(self) -> bool:
         """Go back to the latest position with an alternative and take it; False if there is none."""
-        while self._frames:
-            frame = self._frames.pop()
+        while self.frames:
+            frame = self.frames.pop()
             if frame.others:
-                self._prefix.crop(len(self._frames))
+                self._prefix.crop(len(self.frames))
                 follow = frame.others.pop(0)
                 self._prefix.extend(torch.tensor([follow.position.token_id]))
-                self._frames.append(Frame(follow, frame.others))
+                self.frames.append(Frame(follow, frame.others))
                 return True
         return False
 

@@ -35,10 +35,16 @@ class RunFolder:
     def add(self, key: str, item: dict[str, Any]) -> None:
         """Record one finished item; it is on the disk when this returns."""
         line = json.dumps(plain({"key": key, "item": item}), allow_nan=False)
-        with (self.path / _ITEMS).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with (self.path / _ITEMS).open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.path / _ITEMS} cannot be written: {error.strerror}.",
+                "Make room and rerun the same command: it continues.",
+            ) from error
         self.items[key] = plain(item)
 
     def finish(self, document: dict[str, Any]) -> None:
@@ -48,6 +54,8 @@ class RunFolder:
     def _continue(self) -> None:
         try:
             saved = json.loads((self.path / _RUN).read_text(encoding="utf-8"))
+            if not isinstance(saved, dict):
+                raise ValueError("it holds no plan")
         except (ValueError, OSError) as error:
             raise RunFolderError(
                 f"{self.path / _RUN} cannot be read: {error}.", "Give another folder."
@@ -74,7 +82,7 @@ class RunFolder:
             for line in whole:
                 entry = json.loads(line)
                 self.items[entry["key"]] = entry["item"]
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise RunFolderError(f"{path} is damaged: {error}.", "Give another folder.") from error
 
 

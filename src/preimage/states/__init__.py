@@ -3,7 +3,7 @@
 from preimage.states.bundle import open_states
 from preimage.states.capture import capture, encode_all
 from preimage.states.layout import Positions
-from preimage.states.noise import measure_noise, noise_floor
+from preimage.states.noise import calibration_prompts, measure_noise, noise_floor
 from preimage.states.observation import Observation, residual_stream, storage_roundoff
 from preimage.states.states import States
 from preimage.states.tensor_input import read_tensor
@@ -12,6 +12,7 @@ __all__ = [
     "Observation",
     "Positions",
     "States",
+    "calibration_prompts",
     "capture",
     "encode_all",
     "measure_noise",

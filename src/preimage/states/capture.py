@@ -36,7 +36,7 @@ def capture(
     prompts: str | Sequence[str | Sequence[int]] | Sequence[int] | PromptSet,
     layers: LayerSpec = "all",
     *,
-    positions: Positions = "all",
+    positions: str = "all",  # or "last"
     batch_tokens: int | None = None,
     bos: bool | None = None,
     out: str | Path | None = None,
@@ -54,11 +54,12 @@ def capture(
     """
     if positions not in ("all", "last"):
         raise OptionError(f"positions {positions!r} is not known.", "Use all or last.")
+    kept: Positions = "last" if positions == "last" else "all"
     if batch_tokens is not None and batch_tokens < 1:
         raise OptionError(f"batch_tokens is {batch_tokens}.", "Give at least 1.")
     wanted = parse_layers(layers, model.n_layers)
     ids = encode_all(model, prompts, bos)
-    layout = Layout(group_by_length([len(row) for row in ids]), wanted, positions, model.d_model)
+    layout = Layout(group_by_length([len(row) for row in ids]), wanted, kept, model.d_model)
     if batch_tokens is None:
         batch_tokens = 1 if model.device.type == "cpu" else _CUDA_BATCH_TOKENS
     states = States(

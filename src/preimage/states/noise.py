@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from preimage.distances import norms, row_distances
@@ -46,7 +47,7 @@ def noise_floor(model: LanguageModel, layers: Sequence[Layer]) -> dict[Layer, fl
 def measure_noise(model: LanguageModel) -> dict[Layer, float]:
     """Recompute the same prompts in other shapes and keep the largest relative difference a layer."""
     layers: tuple[Layer, ...] = (*range(model.n_layers + 1), "final")
-    prompts = _calibration_prompts(model)
+    prompts = calibration_prompts(model)
     alone = [{k: v[0] for k, v in model.states(p[None], layers).items()} for p in prompts]
     floor: dict[Layer, float] = dict.fromkeys(layers, 0.0)
     for row, start, found in _other_shapes(model, prompts, layers):
@@ -62,10 +63,10 @@ def measure_noise(model: LanguageModel) -> dict[Layer, float]:
 
 
 def _other_shapes(
-    model: LanguageModel, prompts: list[Tensor], layers: Sequence[Layer]
+    model: LanguageModel, prompts: Int[Tensor, "prompt position"], layers: Sequence[Layer]
 ) -> Iterator[tuple[int, int, dict[Layer, Tensor]]]:
     """(prompt, first position, states) of the same prompts: batched, truncated, on a cached prefix."""
-    batch = model.states(torch.stack(prompts), layers)
+    batch = model.states(prompts, layers)
     for row in range(len(prompts)):
         yield row, 0, {layer: states[row] for layer, states in batch.items()}
     length = len(prompts[0])
@@ -91,16 +92,16 @@ def _cached(
         yield row, split, {layer: states[:1] for layer, states in found.items()}
 
 
-def _calibration_prompts(model: LanguageModel) -> list[Tensor]:
-    """Four prompts of prose where there is a tokenizer, four of random tokens, all equally long."""
+def calibration_prompts(model: LanguageModel, count: int = 4) -> Int[Tensor, "prompt position"]:
+    """``count`` prompts of prose where there is a tokenizer and as many of random tokens, equally long."""
     length = min(_LENGTH, model.max_length or _LENGTH)
     limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": model.max_length}
     sources = ["random", "random"] if model.tokenizer is None else ["default:prose:train", "random"]
-    found: list[Tensor] = []
+    found: list[tuple[int, ...]] = []
     for seed, source in enumerate(sources):
-        options = PromptOptions(count=4, length=length, seed=seed, keep_duplicates=True)
-        found += [torch.tensor(ids) for ids in gather(source, model.tokenizer, options, **limits)]
-    return found
+        options = PromptOptions(count=count, length=length, seed=seed, keep_duplicates=True)
+        found += gather(source, model.tokenizer, options, **limits)
+    return torch.tensor(found)
 
 
 def _cache_file(model: LanguageModel) -> Any:

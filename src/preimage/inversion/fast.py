@@ -1,0 +1,210 @@
+"""Exact inversion in rounds: propose every position, verify in one pass, repair the first mismatch.
+
+Each round is one plain pass over whole prompts. What it verifies from the left is settled; at the first
+mismatch the next candidates are tried, each in a row of its own with the rest of the proposal behind it, so
+that a right guess verifies the rest in the same pass. Where these fail too, the position is searched on a
+cached prefix, in the proposer's order, up to the whole vocabulary. The round that verifies the last position
+is at the same time the check of the whole sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from preimage.distances import row_distances
+from preimage.inversion.budget import Budget, BudgetSpentError
+from preimage.inversion.proposers import Keys, Proposer
+from preimage.inversion.search import Fit, Outcome, Search
+from preimage.inversion.twins import Rivals
+from preimage.inversion.verifier import Verifier
+from preimage.models import LanguageModel
+from preimage.results import Position
+
+_VARIANTS = 2  # candidates tried at the first mismatch in one round
+_BATCH_TOKENS = 16384  # tokens of one pass
+
+
+@dataclass
+class Job:
+    """One prompt on its way."""
+
+    observed: Float[Tensor, "position d_model"]
+    tolerances: Float[Tensor, " position"]
+    queries: Float[Tensor, "position rank"]
+    ids: Int[Tensor, " position"]  # the proposal; its first ``verified`` tokens are settled
+    budget: Budget
+    verified: int = 0
+    tested: dict[int, list[int]] = field(default_factory=dict)  # refused tokens by position
+    distances: list[float] = field(default_factory=list)
+    outcome: Outcome | None = None
+    rounds: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class FastInverter:
+    """Inverts prompts of equal length together."""
+
+    def __init__(self, model: LanguageModel, verifier: Verifier, proposer: Proposer) -> None:
+        self._model = model
+        self._verifier = verifier
+        self._proposer = proposer
+        self._rivals = Rivals(model)
+
+    def run(
+        self, observed: Float[Tensor, "prompt position d_model"], budgets: Sequence[Budget]
+    ) -> list[Outcome]:
+        """One outcome a prompt."""
+        with torch.inference_mode():
+            jobs = self._propose(observed, budgets)
+            variants = {index: [job.ids] for index, job in enumerate(jobs)}
+            while variants:
+                self._round(jobs, variants)
+                variants = {}
+                for index, job in enumerate(jobs):
+                    if job.outcome is None and (rows := self._advance(job)):
+                        variants[index] = rows
+        return [job.outcome for job in jobs]  # type: ignore[misc]  # every job has ended
+
+    def _propose(self, observed: Tensor, budgets: Sequence[Budget]) -> list[Job]:
+        observed = observed.to(self._model.device)
+        queries = self._proposer.queries(observed)
+        first = self._proposer.keys(0).best(queries[:, 0])[:, None]
+        rest = self._proposer.keys(1).best(queries[:, 1:].flatten(0, 1)).view(len(observed), -1)
+        ids = torch.cat([first, rest], dim=1)
+        return [
+            Job(
+                observed[i],
+                torch.tensor(self._verifier.tolerances(observed[i]), dtype=torch.float64),
+                queries[i],
+                ids[i],
+                budget,
+            )
+            for i, budget in enumerate(budgets)
+        ]
+
+    def _round(self, jobs: list[Job], variants: dict[int, list[Tensor]]) -> None:
+        """Run every variant of every open prompt and keep, for each prompt, the one that gets furthest."""
+        owners = [index for index, rows in variants.items() for _ in rows]
+        rows = torch.stack([row for rows in variants.values() for row in rows])
+        layer = self._verifier.layer
+        best: dict[int, tuple[int, Tensor, Tensor]] = {}
+        size = max(1, _BATCH_TOKENS // rows.shape[1])
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            seen = self._verifier.observe(self._model.states(part, (layer,))[layer])
+            targets = torch.stack([jobs[index].observed for index in owners[start : start + size]])
+            distances = row_distances(seen, targets).cpu()
+            for offset, index in enumerate(owners[start : start + size]):
+                reach = _agreeing(distances[offset], jobs[index].tolerances)
+                jobs[index].budget.tests += max(0, reach - jobs[index].verified) + 1
+                if index not in best or reach > best[index][0]:
+                    best[index] = (reach, part[offset], distances[offset])
+        for index, (reach, ids, distances) in best.items():
+            self._settle(jobs[index], variants[index], reach, ids, distances)
+
+    def _settle(self, job: Job, rows: list[Tensor], reach: int, ids: Tensor, distances: Tensor) -> None:
+        job.rounds += 1
+        at = job.verified
+        refused = job.tested.setdefault(at, [])
+        refused += [int(row[at]) for row in rows if reach <= at or int(row[at]) != int(ids[at])]
+        if reach > at or not job.distances:
+            job.ids, job.verified = ids, reach
+            job.distances = distances.tolist()
+        if job.verified == len(job):
+            fits = tuple(self._fit(job, position) for position in range(len(job)))
+            job.outcome = Outcome((fits,), fits, None, "")
+        elif reach < len(job) and reach > at:
+            job.tested.setdefault(reach, []).append(int(ids[reach]))
+
+    def _advance(self, job: Job) -> list[Tensor]:
+        """What to try next at the first mismatch: a few candidates in whole rows, or a search."""
+        at = job.verified
+        try:
+            job.budget.check()
+            if len(job.tested.get(at, ())) < 1 + _VARIANTS:
+                order = self._keys(at).order(job.queries[at])
+                fresh = [t for t in order[: 2 * _VARIANTS + 1].tolist() if t not in job.tested[at]]
+                return [_replaced(job.ids, at, token) for token in fresh[:_VARIANTS]]
+            return self._search(job)
+        except BudgetSpentError as spent:
+            fits = tuple(self._fit(job, position) for position in range(at))
+            job.outcome = Outcome((), fits, None, f"Stopped at position {at}: {spent}.")
+            return []
+
+    def _search(self, job: Job) -> list[Tensor]:
+        """Search one position on the cached prefix; the rest of the proposal goes on behind what fits."""
+        at = job.verified
+        prefix = self._model.prefix(self._verifier.layer)
+        if at:
+            prefix.extend(job.ids[:at])
+        search = Search(
+            job.observed,
+            prefix,
+            self._verifier,
+            lambda position: RankedPolicy(self._keys(position), job.queries[position], prefix.max_candidates),
+            self._rivals,
+            job.budget,
+        )
+        search.begin([self._fit(job, position) for position in range(at)])
+        if not search.decide(at):
+            job.outcome = search.outcome(())
+            return []
+        chosen = search.frames[-1]
+        token = chosen.chosen.position.token_id
+        if chosen.others or token in job.tested.get(at, ()):
+            # several tokens fit, or a pass over the whole prompt refused this one: alternatives matter now
+            job.outcome = search.run()
+            return []
+        return [_replaced(job.ids, at, token)]
+
+    def _keys(self, position: int) -> Keys:
+        return self._proposer.keys(position)
+
+    def _fit(self, job: Job, index: int) -> Fit:
+        token = int(job.ids[index])
+        position = Position(
+            index=index,
+            token_id=token,
+            distance=job.distances[index],
+            tolerance=float(job.tolerances[index]),
+            accepted=True,
+            runner_up_id=None,
+            runner_up_distance=None,
+            tests=1 + len(job.tested.get(index, ())),
+        )
+        return Fit(position, self._rivals.twins(token))
+
+
+class RankedPolicy:
+    """A proposer's order at one position, in batches of 8, 64, 512 …"""
+
+    def __init__(self, keys: Keys, query: Float[Tensor, " rank"], largest: int) -> None:
+        self._order = keys.order(query).cpu()
+        self._largest = largest
+        self._size = 8
+
+    def propose(self, untested: Bool[Tensor, " vocabulary"]) -> Int[Tensor, " candidate"]:
+        """The most likely untested tokens."""
+        self._order = self._order[untested[self._order]]
+        batch = self._order[: min(self._size, self._largest)]
+        self._size *= 8
+        return batch
+
+
+def _agreeing(distances: Float[Tensor, " position"], tolerances: Float[Tensor, " position"]) -> int:
+    """How many positions agree, counted from the left."""
+    wrong = (~(distances <= tolerances)).nonzero()
+    return int(wrong[0]) if len(wrong) else len(distances)
+
+
+def _replaced(ids: Int[Tensor, " position"], at: int, token: int) -> Int[Tensor, " position"]:
+    row = ids.clone()
+    row[at] = token
+    return row

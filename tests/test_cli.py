@@ -1,0 +1,993 @@
+"""The command line: one document, one exit code, one line of error, work that continues."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import preimage
+from preimage.cli import main
+from preimage.cli.terminal import printable
+from preimage.errors import RunFolderError
+from preimage.results import RunFolder, dumps
+from preimage.states import States
+from preimage.states.layout import Layout, group_by_length, tensor_name
+from preimage.states.states import MemoryStore
+from test_loading import VOCABULARY, make_folder
+from tiny import build, random_ids
+
+TENSORS, MANIFEST = "states.safetensors", "manifest.json"
+LAYERS, WIDTH, CONTEXT = 3, 32, 128
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Noise floors of tiny models stay out of the user's cache."""
+    monkeypatch.setenv("PREIMAGE_CACHE", str(cache))
+    return cache
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Model folders: the one that is used, another of its shape, and a wider one."""
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "model": make_folder(root / "model"),
+        "other": make_folder(root / "other", seed=1),
+        "wide": make_folder(root / "wide", hidden_size=64),
+    }
+
+
+@pytest.fixture
+def model(folders: dict[str, Path], own_cache: Path) -> str:
+    return str(folders["model"])
+
+
+@pytest.fixture
+def bundle(model: str, tmp_path: Path) -> Path:
+    states = preimage.capture(preimage.load(model), ["the cat", "a dog"], [1, 2])
+    return states.save(tmp_path / "bundle")
+
+
+@pytest.fixture
+def jsonl(tmp_path: Path) -> Callable[..., str]:
+    def write(*rows: object) -> str:
+        path = tmp_path / "prompts.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return write
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """The exit code of a command, its stdout and its stderr."""
+
+    def call(*argv: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(argument) for argument in argv])
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def document(run: Run) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """The exit code of a command, and the one document it prints with --json."""
+
+    def call(*argv: object) -> tuple[int, dict[str, Any]]:
+        code, out, _ = run(*argv, "--json")
+        found = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+        assert isinstance(found, dict)
+        assert out.isascii()
+        assert out.endswith("}\n")
+        return code, found
+
+    return call
+
+
+def surroundings(changes: dict[str, str]) -> dict[str, str]:
+    """As many threads as here, because the bits of a state depend on them."""
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(torch.get_num_threads())} | changes
+
+
+def process(*argv: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "preimage", *map(str, argv)],
+        env=surroundings(environment),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+# --- one document (C1) and the exit codes (C2) ------------------------------------------------
+
+
+def test_doctor(document: Any, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code, found = document("doctor")
+    assert code == 0
+    assert (found["schema"], found["command"]) == ("preimage/1", "doctor")
+    checks = {check["check"]: check for check in found["checks"]}
+    assert {"python", "preimage", "torch", "device", "cache", "default model", "extra data"} <= checks.keys()
+    assert checks["torch"] == {"check": "torch", "ok": True, "found": torch.__version__}
+    monkeypatch.setenv("PREIMAGE_CACHE", str(tmp_path / "empty"))
+    code, found = document("doctor")
+    assert code == 1  # done, and something is missing
+    missing = [check for check in found["checks"] if not check["ok"]]
+    assert [check["check"] for check in missing] == ["default model"]
+    assert "preimage models --fetch smollm2" in missing[0]["found"]
+    assert list(tmp_path.iterdir()) == []
+    code, out, _ = run("doctor")
+    assert code == 1
+    assert "preimage models --fetch smollm2" in out
+
+
+def test_models(document: Any, run: Run, model: str) -> None:
+    code, found = document("models")
+    assert code == 0
+    assert [alias["name"] for alias in found["aliases"]] == ["smollm2"]
+    assert len(found["tested_architectures"]) == 12
+    code, found = document("models", model)
+    assert code == 0
+    assert found["model"] == preimage.load(model).identity.to_dict() | {"max_length": CONTEXT}
+    code, found = document("models", "--fetch", model)
+    assert (code, found["path"]) == (0, model)
+    code, out, err = run("models", model)
+    assert code == 0
+    assert f"d_model: {WIDTH}" in out.splitlines()
+    assert err == ""
+    for argv in (["models", "no-such-model"], ["models", "--fetch", "no-such-model"]):
+        code, found = document(*argv)
+        assert code == 2
+        assert found["error"]["code"] == "bad_model"
+
+
+def test_capture(document: Any, run: Run, model: str, tmp_path: Path) -> None:
+    out = tmp_path / "b"
+    texts = ["--text", "the cat", "--text", "a dog"]
+    code, found = document("capture", "--model", model, *texts, "--layers", "1,final", "--out", out)
+    assert code == 0
+    assert (found["schema"], found["command"], found["bundle"]) == ("preimage/1", "capture", str(out))
+    assert (found["prompts"], found["layers"], found["positions"]) == (2, [1, "final"], "all")
+    assert found["noise_floor"].keys() == {"1", "final"}
+    states, loaded = preimage.open_states(out), preimage.load(model)
+    assert found["model"] == states.model == loaded.identity.to_dict()
+    expected = preimage.capture(loaded, ["the cat", "a dog"], [1, "final"])
+    assert states.token_ids == expected.token_ids
+    assert torch.equal(states.last("final"), expected.last("final"))
+    code, found = document("capture", "--model", model, *texts, "--out", out)
+    assert code == 2
+    assert found["error"]["message"] == f"{out} already holds a bundle."
+    code, text, err = run("capture", "--model", model, *texts, "--layers", "1", "--out", tmp_path / "c")
+    assert code == 0
+    assert f"preimage invert {tmp_path / 'c'} --layer 1" in text
+    assert err == ""
+
+
+def test_options_of_capture_reach_the_library(document: Any, model: str, tmp_path: Path) -> None:
+    given = ["--prompts", "random", "--count", 3, "--length", 5, "--seed", 7, "--positions", "last"]
+    more = ["--dtype", "bfloat16", "--device", "cpu", "--batch-tokens", 10, "--withhold-ids", "--no-bos"]
+    code, _ = document("capture", "--model", model, *given, *more, "--layers", "0-1", "--out", tmp_path / "b")
+    assert code == 0
+    states = preimage.open_states(tmp_path / "b")
+    assert (len(states), states.lengths, states.layers) == (3, (5, 5, 5), (0, 1))
+    assert (states.positions, states.dtype, states.token_ids) == ("last", torch.bfloat16, None)
+
+
+def test_capture_from_a_tensor(document: Any, model: str, tmp_path: Path) -> None:
+    loaded = preimage.load(model)
+    truth = preimage.capture(loaded, ["the cat sat"], 2)
+    save_file({"h": truth.at(0, 2).clone(), "k": torch.zeros(3, WIDTH)}, tmp_path / "t.safetensors")
+    np.save(tmp_path / "t.npy", truth.at(0, 2)[None].numpy())
+    for number, source in enumerate((["t.safetensors", "--key", "h"], ["t.npy"])):
+        out = tmp_path / f"b{number}"
+        given = ["--from-tensor", tmp_path / source[0], *source[1:], "--layer", 2, "--model", model]
+        code, found = document("capture", *given, "--out", out)
+        assert code == 0
+        assert (found["model"], found["prompts"], found["layers"]) == (None, 1, [2])
+        assert torch.equal(preimage.open_states(out).at(0, 2), truth.at(0, 2))
+        code, found = document("invert", out, "--model", model)
+        assert code == 0
+        assert found["results"][0]["token_ids"] == list(truth.token_ids[0])
+        assert found["results"][0]["text"] == "<s>the cat sat"
+    code, found = document("capture", *given, "--out", out)
+    assert code == 2
+    assert found["error"]["code"] == "bad_bundle"
+
+
+def test_invert_text(document: Any, run: Run, model: str) -> None:
+    given = ["--model", model, "--text", "the cat", "--text", "a dog", "--layer", 2]
+    for method in ("sipit", "brute-force"):
+        code, found = document("invert", *given, "--method", method)
+        assert code == 0
+        assert (found["schema"], found["command"]) == ("preimage/1", "invert")
+        assert found["model"] == preimage.load(model).identity.to_dict()
+        assert [result["text"] for result in found["results"]] == ["<s>the cat", "<s>a dog"]
+        for index, result in enumerate(found["results"]):
+            assert (result["index"], result["exact"], result["status"]) == (index, True, "recovered")
+            assert (result["layer"], result["method"]) == (2, method)
+            assert len(result["positions"]) == len(result["token_ids"])
+            assert result["seconds"] > 0
+            assert result["forward_tokens"] > 0
+            assert result["margin"] > 0
+    code, out, err = run("invert", *given)
+    assert code == 0
+    assert "<s>the cat" in out
+    assert "recovered" in out
+    assert err == ""  # no bar where stderr is no terminal
+
+
+def test_invert_a_bundle(document: Any, model: str, bundle: Path) -> None:
+    code, found = document("invert", bundle, "--layer", 1)  # its model is named in the bundle
+    assert code == 0
+    assert [result["text"] for result in found["results"]] == ["<s>the cat", "<s>a dog"]
+    assert [result["exact"] for result in found["results"]] == [True, True]
+    code, found = document("invert", bundle)
+    assert code == 2
+    assert found["error"] == {
+        "code": "bad_layer", "message": "These states hold 2 layers.", "hint": "Choose one of 1, 2.",
+    }  # fmt: skip
+
+
+def test_what_is_not_recovered_is_exit_code_1(
+    document: Any, run: Run, folders: dict[str, Path], bundle: Path
+) -> None:
+    given = ["invert", bundle, "--model", folders["other"], "--any-model", "--layer", 1]
+    given += ["--method", "brute-force"]
+    code, found = document(*given)
+    assert code == 1
+    for result in found["results"]:
+        assert (result["status"], result["exact"], result["token_ids"]) == ("not_recovered", False, [])
+        assert result["failed_position"] == 0
+        assert result["failed_distance"] > 0
+    code, out, _ = run(*given)
+    assert code == 1
+    assert "No token of the vocabulary fits at position 0" in out
+    code, found = document("invert", bundle, "--layer", 1, "--max-tests", 1, "--seed", 3)
+    assert code == 1
+    assert "the budget of 1 tests is spent" in found["results"][0]["reason"]
+
+
+def test_bench_capture(document: Any, run: Run, model: str) -> None:
+    given = ["bench", "capture", "--model", model, "--count", 2, "--length", 4, "--rounds", 1]
+    code, found = document(*given)
+    assert code == 0
+    assert (found["schema"], found["command"]) == ("preimage/1", "bench capture")
+    assert found["fraction_of_forward"] == found["forward_seconds"] / found["capture_seconds"]
+    assert (found["tokens"], found["layers"]) == (8, LAYERS + 2)
+    assert found["hardware"]["torch"] == torch.__version__
+    code, out, _ = run(*given)
+    assert code == 0
+    assert out.startswith("fraction of forward: ")
+    code, found = document("bench", "capture", "--model", model, "--rounds", 0)
+    assert code == 2
+    assert found["error"]["code"] == "bad_option"
+
+
+def test_demo_without_its_model(document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PREIMAGE_CACHE", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, found = document("demo")
+    assert code == 2
+    assert "smollm2 is not in the cache" in found["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["invert", "--no-such-option"],
+        ["no-such-command"],
+        ["capture", "--text", "x"],  # --out is missing
+        ["invert", "--seed", "many"],
+        ["bench"],
+        ["bench", "nothing"],
+        ["models", "one", "two"],
+        ["doctor", "--json=yes"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(argv: list[str], document: Any, run: Run) -> None:
+    code, found = document(*argv)
+    assert code == 2
+    assert found.keys() == {"error"}
+    assert found["error"]["code"] == "usage"
+    assert found["error"]["message"]
+    assert found["error"]["hint"] == "Run it with --help to see what is allowed."
+    if argv != ["bench"]:  # which shows its help instead
+        code, out, err = run(*argv)
+        assert (code, out) == (2, "")
+        assert len(err.splitlines()) == 1
+
+
+def test_help_and_nothing_at_all(run: Run) -> None:
+    for argv in ([], ["--help"], ["invert", "--help"], ["bench", "--help"]):
+        code, out, err = run(*argv)
+        assert code == 0
+        assert "Usage: preimage" in out
+        assert err == ""
+
+
+def test_an_interrupt_is_exit_code_130(
+    document: Any, run: Run, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("preimage.models.loading.load", interrupted)
+    code, found = document("models", model)
+    assert code == 130
+    assert found["error"]["code"] == "interrupted"
+    code, out, err = run("models", model)
+    assert (code, out) == (130, "")
+    assert err == ("preimage: Interrupted. A run with --out continues when the same command is run again.\n")
+
+
+def test_a_bug_is_none_of_the_documented_codes(
+    capsys: pytest.CaptureFixture[str], model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("by hand")
+
+    monkeypatch.setattr("preimage.models.loading.load", broken)
+    assert main(["models", model, "--json"]) == 70
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["error"]["message"] == "ZeroDivisionError: by hand"
+    assert "Traceback" in captured.err
+
+
+def test_a_missing_extra_is_named(
+    document: Any, model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:  # C3
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    out = tmp_path / "b"
+    code, found = document("capture", "--model", model, "--prompts", "datasets:someone/data", "--out", out)
+    assert code == 2
+    assert found["error"] == {
+        "code": "missing_extra",
+        "message": "datasets:someone/data needs the datasets package, which is not installed.",
+        "hint": 'Install it: pip install "preimage[data]"',
+    }
+    assert not out.exists()
+
+
+# --- bad input --------------------------------------------------------------------------------
+
+Case = Callable[[Any], list[object]]
+
+
+class Given:
+    """What the cases below are made of."""
+
+    def __init__(self, folders: dict[str, Path], bundle: Path, jsonl: Callable[..., str], tmp: Path) -> None:
+        self.model = folders["model"]
+        self.other = folders["other"]
+        self.wide = folders["wide"]
+        self.bundle = bundle
+        self.jsonl = jsonl
+        self.tmp = tmp
+
+    def truncated(self) -> Path:
+        os.truncate(self.bundle / TENSORS, 100)
+        return self.bundle
+
+    def flipped(self) -> Path:
+        data = bytearray((self.bundle / TENSORS).read_bytes())
+        data[-1] ^= 1
+        (self.bundle / TENSORS).write_bytes(data)
+        return self.bundle
+
+    def with_nan(self) -> Path:
+        tensor = torch.randn(1, 4, WIDTH)
+        tensor[0, 2, 5] = float("nan")
+        layout = Layout(group_by_length([4]), (1,), "all", WIDTH)
+        store = MemoryStore({tensor_name(1, 0): tensor})
+        states = States(layout, store, token_ids=None, model=None, noise_floor={}, dtype=torch.float32)
+        return states.save(self.tmp / "nan")
+
+    def tensor(self, *shape: int, bad: float | None = None) -> Path:
+        tensor = torch.randn(*shape)
+        if bad is not None:
+            tensor[(1,) * len(shape)] = bad
+        save_file({"h": tensor}, self.tmp / "t.safetensors")
+        return self.tmp / "t.safetensors"
+
+    def pickled(self) -> Path:
+        folder = self.tmp / "pickled"
+        folder.mkdir()
+        shutil.copy(self.model / "config.json", folder)
+        torch.save({}, folder / "pytorch_model.bin")
+        return folder
+
+    def file(self, name: str, text: str) -> Path:
+        (self.tmp / name).write_text(text)
+        return self.tmp / name
+
+
+INVERT: dict[str, tuple[Case, str]] = {
+    "unknown model": (
+        lambda g: ["--model", "no/such", "--text", "x"],
+        "'no/such' is no alias (smollm2), no file or folder here, and not in the hub's cache (offline).",
+    ),
+    "missing gguf": (lambda g: ["--model", "no.gguf", "--text", "x"], "There is no file no.gguf."),
+    "pickled weights": (lambda g: ["--model", g.pickled(), "--text", "x"], "is a pickled file"),
+    "missing prompts": (
+        lambda g: ["--model", g.model, "--prompts", "none.txt"],
+        "The source of prompts 'none.txt' does not exist.",
+    ),
+    "layer too deep": (
+        lambda g: ["--model", g.model, "--text", "x", "--layer", 4],
+        "There is no layer '4'. This model has layers 0..3 and \"final\".",
+    ),
+    "layer below 0": (lambda g: ["--model", g.model, "--text", "x", "--layer=-1"], "There is no layer '-1'."),
+    "layer of a kind": (lambda g: ["--model", g.model, "--text", "x", "--layer", "top"], "no layer 'top'"),
+    "two layers": (lambda g: ["--model", g.model, "--text", "x", "--layer", "1,2"], "One layer is needed"),
+    "empty prompt": (lambda g: ["--model", g.model, "--text", ""], "prompt 0 is empty text."),
+    "empty file": (lambda g: ["--model", g.model, "--prompts", g.file("e.txt", "")], "holds no prompts."),
+    "no prompt": (lambda g: ["--model", g.model], "--text and --prompts: neither given."),
+    "both": (lambda g: ["--model", g.model, "--text", "x", "--prompts", "random"], "both given."),
+    "too long": (
+        lambda g: ["--model", g.model, "--text", "word " * 200],
+        "this model takes at most 128.",
+    ),
+    "wrong id": (
+        lambda g: ["--model", g.model, "--prompts", g.jsonl([1, 2], {"token_ids": [5, VOCABULARY]})],
+        f"line 2 has token id {VOCABULARY} at position 1; this model's ids are 0..{VOCABULARY - 1}.",
+    ),
+    "negative id": (lambda g: ["--model", g.model, "--prompts", g.jsonl([-1])], "has token id -1"),
+    "missing bundle": (lambda g: [g.tmp / "none"], "is not a state bundle: no manifest.json in it."),
+    "bundle and text": (lambda g: [g.bundle, "--text", "x"], "A bundle and prompts were given."),
+    "bundle of another model": (
+        lambda g: [g.bundle, "--model", g.other, "--layer", 1],
+        "These states were made by",
+    ),
+    "bundle of another width": (
+        lambda g: [g.bundle, "--model", g.wide, "--layer", 1],
+        "These states are 32 wide, those of",
+    ),
+    "bundle of another dtype": (
+        lambda g: [g.bundle, "--layer", 1, "--dtype", "bfloat16"],
+        "Load that model with dtype float32",
+    ),
+    "layer not in the bundle": (lambda g: [g.bundle, "--layer", 3], "Layer 3 was not captured."),
+    "truncated bundle": (lambda g: [g.truncated(), "--layer", 1], "has 100 bytes"),
+    "damaged bundle": (lambda g: [g.flipped(), "--layer", 1], "fails its checksum."),
+    "NaN in a bundle": (
+        lambda g: [g.with_nan(), "--model", g.model, "--layer", 1],
+        "Prompt 0, layer 1, position 2 holds NaN or infinity.",
+    ),
+    "NaN where the layer is not said": (lambda g: [g.with_nan(), "--model", g.model], "position 2 holds NaN"),
+    "unknown method": (lambda g: ["--model", g.model, "--text", "x", "--method", "luck"], "'luck' is not"),
+    "unknown dtype": (lambda g: ["--model", g.model, "--text", "x", "--dtype", "int3"], "'int3' is not"),
+    "unknown device": (lambda g: ["--model", g.model, "--text", "x", "--device", "abacus"], "'abacus'"),
+    "tolerance 0": (lambda g: ["--model", g.model, "--text", "x", "--tolerance", 0], "tolerance is 0"),
+    "tolerance below the floor": (
+        lambda g: ["--model", g.model, "--text", "x", "--tolerance", 1e-12],
+        "lies below the noise floor",
+    ),
+    "negative seed": (lambda g: ["--model", g.model, "--text", "x", "--seed=-1"], "seed is -1"),
+}
+TENSOR: dict[str, tuple[Case, str]] = {
+    "missing tensor": (lambda g: [g.tmp / "t.npy", "--layer", 1], "There is no file"),
+    "no layer": (lambda g: [g.tensor(3, WIDTH)], "--from-tensor needs --layer."),
+    "layer too deep": (lambda g: [g.tensor(3, WIDTH), "--layer", 9], "There is no layer '9'."),
+    "NaN": (
+        lambda g: [g.tensor(3, WIDTH, bad=float("nan")), "--layer", 1],
+        "Prompt 0, layer 1, position 1 holds NaN or infinity.",
+    ),
+    "infinity": (
+        lambda g: [g.tensor(2, 3, WIDTH, bad=float("inf")), "--layer", "final"],
+        "Prompt 1, layer final, position 1 holds NaN or infinity.",
+    ),
+    "another width": (lambda g: [g.tensor(3, 31), "--layer", 1], "states 31 wide, those of"),
+    "one axis": (lambda g: [g.tensor(WIDTH), "--layer", 1], "shape (32,) and type torch.float32 holds no"),
+    "pickled tensor": (lambda g: [g.pickled() / "pytorch_model.bin", "--layer", 1], "is neither"),
+    "text called npy": (lambda g: [g.file("t.npy", "1 2 3"), "--layer", 1], "cannot be read as a plain"),
+    "wrong key": (lambda g: [g.tensor(3, WIDTH), "--layer", 1, "--key", "k"], "holds no tensor 'k'."),
+}
+CASES = {
+    **{f"invert, {name}": (["invert"], *case) for name, case in INVERT.items()},
+    **{
+        f"capture, {name}": (["capture"], *case)
+        for name, case in INVERT.items()
+        if name in ("unknown model", "missing gguf", "pickled weights", "missing prompts", "empty prompt",
+                    "empty file", "no prompt", "both", "too long", "wrong id", "negative id", "unknown dtype",
+                    "unknown device", "negative seed")
+    },
+    **{f"tensor, {name}": (["capture", "--from-tensor"], *case) for name, case in TENSOR.items()},
+    "capture, layer too deep": (
+        ["capture"],
+        lambda g: ["--model", g.model, "--text", "x", "--layers", "0-4"],
+        "There is no layer '0-4'.",
+    ),
+    "capture, unknown positions": (
+        ["capture"],
+        lambda g: ["--model", g.model, "--text", "x", "--positions", "some"],
+        "positions 'some' is not known.",
+    ),
+    "capture, layer of a tensor": (
+        ["capture"],
+        lambda g: ["--model", g.model, "--text", "x", "--layer", "1"],
+        "--layer and --key go with --from-tensor.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "case", "message"), CASES.values(), ids=CASES)
+def test_bad_input_is_one_line_and_writes_nothing(
+    command: list[str],
+    case: Case,
+    message: str,
+    run: Run,
+    folders: dict[str, Path],
+    bundle: Path,
+    jsonl: Callable[..., str],
+    tmp_path: Path,
+) -> None:
+    given, out = Given(folders, bundle, jsonl, tmp_path), tmp_path / "out"
+    argv = [*command, *case(given), "--out", out]
+    if "--from-tensor" in command:
+        argv += ["--model", given.model]
+    before = sorted(tmp_path.rglob("*"))
+    code, stdout, stderr = run(*argv)
+    assert code == 2
+    assert stdout == ""
+    assert len(stderr.splitlines()) == 1
+    assert stderr.startswith("preimage: ")
+    assert message in stderr
+    code, stdout, _ = run(*argv, "--json")
+    assert code == 2
+    error = json.loads(stdout)["error"]
+    assert error.keys() == {"code", "message", "hint"}
+    assert stderr == f"preimage: {printable((error['message'] + ' ' + error['hint']).rstrip())}\n"
+    assert not out.exists()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize(
+    "case", ["model", "model to describe", "layer", "prompt", "missing", "truncated", "no tensor"]
+)
+def test_bad_input_takes_less_than_five_seconds(case: str, tmp_path: Path) -> None:
+    truncated = tmp_path / "truncated"
+    States.from_tensor(torch.randn(3, 576), 1).save(truncated)
+    os.truncate(truncated / TENSORS, 1000)
+    argv, message = {
+        "model": (["invert", "--model", "no/such-model", "--text", "x"], "'no/such-model' is no alias"),
+        "model to describe": (["models", "no/such-model"], "'no/such-model' is no alias"),
+        "layer": (["invert", "--text", "x", "--layer", 31], "There is no layer '31'."),
+        "prompt": (["invert", "--text", "", "--layer", 15], "prompt 0 is empty text."),
+        "missing": (["invert", tmp_path / "none", "--layer", 15], "is not a state bundle"),
+        "truncated": (["invert", truncated, "--layer", 1], "has 1000 bytes"),
+        "no tensor": (
+            ["capture", "--from-tensor", tmp_path / "t.npy", "--layer", 1, "--out", tmp_path / "b"],
+            "There is no file",
+        ),
+    }[case]
+    before = sorted(tmp_path.rglob("*"))
+    started = time.perf_counter()
+    done = process(*argv)
+    seconds = time.perf_counter() - started
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert message in done.stderr
+    assert seconds < 5
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+# --- start-up (C3) ----------------------------------------------------------------------------
+
+
+def test_import_is_quick_and_does_without_torch() -> None:
+    script = """
+import sys, time
+start = time.perf_counter()
+import preimage
+preimage.PreimageError, preimage.PromptOptions, preimage.InvertOptions
+seconds = time.perf_counter() - start
+print(seconds, *sorted({"torch", "transformers", "pyarrow", "datasets"} & sys.modules.keys()))
+"""
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        ).stdout.split()
+        for _ in range(3)
+    ]
+    assert [found[1:] for found in runs] == [[], [], []]
+    assert min(float(found[0]) for found in runs) < 0.3
+
+
+def test_every_public_name_is_there() -> None:
+    assert set(preimage.__all__) >= {"load", "capture", "open_states", "invert", "States", "Inversion"}
+    for name in preimage.__all__:
+        assert getattr(preimage, name) is not None
+    with pytest.raises(AttributeError, match="module 'preimage' has no attribute 'invrt'"):
+        _ = preimage.invrt
+
+
+# --- the terminal (W7) ------------------------------------------------------------------------
+
+HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(exclude_categories=()), max_size=40))
+def test_what_is_printed_cannot_steer_a_terminal(text: str) -> None:
+    shown = printable(text)
+    assert not any(unicodedata.category(char) in HIDDEN for char in shown)
+    shown.encode("utf-8")  # no lone surrogates
+    assert printable(shown) == shown
+    visible = [char for char in text if unicodedata.category(char) not in HIDDEN]
+    if len(visible) == len(text):
+        assert shown == text
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", r"\x1b[31mred\x1b[0m"),
+        ("a\nb\r\tc\x00\x7f\x9b", r"a\nb\r\tc\x00\x7f\x9b"),
+        ("\u202eevil\u2066\u200b\ufeff", r"\u202eevil\u2066\u200b\ufeff"),
+        ("\u2028\u2029", r"\u2028\u2029"),
+        ("\ud800", r"\ud800"),
+        ("naïve 日本 🙂", "naïve 日本 🙂"),
+        ("[bold]no markup[/bold]", "[bold]no markup[/bold]"),
+    ],
+)
+def test_escapes(raw: str, shown: str) -> None:
+    assert printable(raw) == shown
+
+
+def test_recovered_text_is_escaped_in_the_table_and_whole_in_the_document(
+    run: Run, document: Any, model: str
+) -> None:
+    text = "\x1b]0;x\x07\u202e[b]\r\n"
+    given = ["invert", "--model", model, "--text", text, "--layer", 1, "--method", "brute-force"]
+    code, out, _ = run(*given)
+    assert code == 0
+    assert r"<s>\x1b]0;x\x07\u202e[b]\r\n" in out
+    assert not any(unicodedata.category(char) in HIDDEN for char in out.replace("\n", ""))
+    code, found = document(*given)
+    assert code == 0
+    assert found["results"][0]["text"] == "<s>" + text
+
+
+def test_names_in_errors_are_escaped(run: Run) -> None:
+    code, _, err = run("models", "no\x1b[2Jsuch\nmodel")
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert "\x1b" not in err
+    code, _, err = run("invert", "no\x1b[2Jsuch\nbundle")
+    assert code == 2
+    assert r"no\x1b[2Jsuch\nbundle is not a state bundle" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_terminal_without_the_characters_gets_escapes(folders: dict[str, Path], tmp_path: Path) -> None:
+    named = shutil.copytree(folders["model"], tmp_path / "modèle")
+    done = process("models", "--fetch", named, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path}/mod\\xe8le is ready in {tmp_path}/mod\\xe8le\n"
+
+
+# --- run folders ------------------------------------------------------------------------------
+
+
+def lines_of(folder: Path) -> list[bytes]:
+    items = folder / "items.jsonl"
+    return items.read_bytes().splitlines(keepends=True) if items.exists() else []
+
+
+def test_a_finished_run_is_not_run_again(document: Any, model: str, tmp_path: Path) -> None:
+    given = ["invert", "--model", model, "--text", "the cat", "--layer", 1, "--out", tmp_path / "r"]
+    code, first = document(*given)
+    assert code == 0
+    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == ["items.jsonl", "run.json"]
+    saved = json.loads((tmp_path / "r" / "run.json").read_text())
+    assert (saved["schema"], saved["command"], saved["state"]) == ("preimage/1", "invert", "done")
+    assert saved["model"] == first["model"]
+    results = [{k: v for k, v in r.items() if k not in ("index", "exact")} for r in first["results"]]
+    assert saved["results"] == results
+    before = lines_of(tmp_path / "r")
+    code, second = document(*given)
+    assert code == 0
+    assert second == first  # the seconds too: nothing was measured anew
+    assert lines_of(tmp_path / "r") == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        (["--method", "brute-force"], "options"),
+        (["--seed", 1], "options"),
+        (["--text", "another cat"], "states"),
+        (["--layer", 2], "states"),
+        (["--dtype", "float64"], "model"),
+        (["--model", "other"], "model"),
+    ],
+    ids=str,
+)
+def test_a_run_folder_of_other_work_is_refused_by_the_field(
+    changed: list[object], field: str, run: Run, model: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "r"
+    first = ["invert", "--model", model, "--text", "the cat", "--layer", 1, "--out", out]
+    assert run(*first)[0] == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    changed = [str(folders["other"]) if argument == "other" else argument for argument in changed]
+    code, stdout, stderr = run(*first, *changed)
+    assert (code, stdout) == (2, "")
+    assert f"{out} was begun with another {field}: " in stderr
+    assert "Rerun the first command, or give another folder." in stderr
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+@pytest.mark.parametrize("kind", ["a bundle", "a file", "other files"])
+def test_a_folder_that_is_no_run_folder_is_refused(
+    kind: str, run: Run, model: str, bundle: Path, tmp_path: Path
+) -> None:
+    out = {"a bundle": bundle, "a file": tmp_path / "f", "other files": tmp_path / "d"}[kind]
+    (tmp_path / "f").write_text("mine")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "thesis.tex").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    code, _, stderr = run("invert", "--model", model, "--text", "the cat", "--layer", 1, "--out", out)
+    assert code == 2
+    assert f"{out} exists and is no run folder." in stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_half_a_line_is_dropped_and_done_again(tmp_path: Path) -> None:
+    plan = {"command": "invert", "layer": 3}
+    folder = RunFolder(tmp_path / "r", plan)
+    folder.add("0", {"text": "a\u2028b\ud800", "value": float("nan")})
+    folder.add("1", {"value": 2})
+    whole = lines_of(tmp_path / "r")
+    with (tmp_path / "r" / "items.jsonl").open("ab") as file:
+        file.write(b'{"key": "2", "item": {"val')  # killed here
+    again = RunFolder(tmp_path / "r", plan)
+    assert again.items == {"0": {"text": "a\u2028b\ud800", "value": None}, "1": {"value": 2}}
+    assert lines_of(tmp_path / "r") == whole
+    again.add("2", {"value": 3})
+    assert RunFolder(tmp_path / "r", plan).items["2"] == {"value": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("run.json", b"{"), ("run.json", b"[]"), ("run.json", b"\xff"), ("run.json", b""),
+        ("items.jsonl", b"{\n"), ("items.jsonl", b"[]\n"), ("items.jsonl", b"{}\n"), ("items.jsonl", b"3\n"),
+        ("items.jsonl", b"\xff\n"),
+    ],
+)  # fmt: skip
+def test_a_damaged_run_folder_is_refused_by_the_file(name: str, raw: bytes, tmp_path: Path) -> None:
+    RunFolder(tmp_path / "r", {"layer": 3})
+    (tmp_path / "r" / name).write_bytes(raw)
+    with pytest.raises(RunFolderError, match=re.escape(str(tmp_path / "r" / name))) as caught:
+        RunFolder(tmp_path / "r", {"layer": 3})
+    assert caught.value.hint == "Give another folder."
+
+
+def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "r", {"layer": 3})
+    path = tmp_path / "r" / "run.json"
+    path.write_text(path.read_text().replace("preimage/1", "preimage/0"))
+    with pytest.raises(RunFolderError, match='begun with another schema: "preimage/0", now "preimage/1"'):
+        RunFolder(tmp_path / "r", {"layer": 3})
+
+
+def test_a_run_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="cannot be written"):
+        RunFolder(tmp_path / "file" / "r", {})
+    folder = RunFolder(tmp_path / "r", {})
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunFolderError, match=r"items\.jsonl cannot be written: No space left on device"):
+        folder.add("0", {})
+    with pytest.raises(RunFolderError, match=r"run\.json cannot be written: No space left on device"):
+        folder.finish({})
+    monkeypatch.undo()
+    assert json.loads((tmp_path / "r" / "run.json").read_text())["state"] == "running"
+    assert not list((tmp_path / "r").glob("*.partial"))
+
+
+def test_documents_hold_only_what_json_knows() -> None:
+    text = dumps({"a": float("nan"), "b": (1, float("inf")), 3: "\ud800\x1b\u2028"})
+    assert text.isascii()
+    assert json.loads(text) == {"a": None, "b": [1, None], "3": "\ud800\x1b\u2028"}
+
+
+# --- Ctrl-C and several processes -------------------------------------------------------------
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """A command in a process of its own, ended with the test whatever happens."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(*argv: object, **environment: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "preimage", *map(str, argv)],
+            env=surroundings(environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        running.append(child)
+        return child
+
+    yield start
+    for child in running:
+        if child.poll() is None:
+            child.kill()
+        child.communicate()
+
+
+def interrupt_when(child: subprocess.Popen[str], ready: Callable[[], bool]) -> tuple[str, str]:
+    """Send Ctrl-C as soon as something is so; the output of the child, which must not have ended before."""
+    deadline = time.monotonic() + 60
+    while not ready():
+        assert child.poll() is None, child.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    child.send_signal(signal.SIGINT)
+    return child.communicate(timeout=60)
+
+
+def test_ctrl_c_leaves_a_run_that_continues(
+    started: Any, document: Any, model: str, own_cache: Path, tmp_path: Path
+) -> None:  # C2
+    out, count = tmp_path / "r", 8
+    given = ["invert", "--model", model, "--prompts", "random", "--count", count, "--length", 4]
+    given += ["--layer", 3, "--method", "brute-force"]
+    child = started(*given, "--out", out, "--json")
+    stdout, stderr = interrupt_when(child, lambda: b"\n" in b"".join(lines_of(out)))
+    assert child.returncode == 130
+    assert json.loads(stdout)["error"]["code"] == "interrupted"
+    assert "Traceback" not in stderr
+    kept = [line for line in lines_of(out) if line.endswith(b"\n")]
+    assert 1 <= len(kept) < count
+    assert json.loads((out / "run.json").read_text())["state"] == "running"
+    code, continued = document(*given, "--out", out)
+    assert code == 0
+    assert lines_of(out)[: len(kept)] == kept  # the seconds in them too: finished prompts were not redone
+    assert len(lines_of(out)) == count
+    code, whole = document(*given)
+    assert code == 0
+    for result, expected in zip(continued["results"], whole["results"], strict=True):
+        measured = {"seconds": expected["seconds"]}
+        assert result | measured == expected
+    for index, line in enumerate(kept):
+        assert json.loads(line)["item"]["seconds"] == continued["results"][index]["seconds"]
+    assert json.loads((out / "run.json").read_text())["state"] == "done"
+
+
+def test_ctrl_c_leaves_a_capture_that_continues(
+    started: Any, document: Any, model: str, tmp_path: Path
+) -> None:  # C2
+    out, count = tmp_path / "b", 200
+    given = ["capture", "--model", model, "--prompts", "random", "--count", count, "--length", 64]
+    given += ["--layers", "all"]
+    child = started(*given, "--out", out)
+    partial = out / f"{TENSORS}.partial"
+
+    def some_of_it() -> bool:
+        return partial.exists() and partial.stat().st_blocks * 512 > 1 << 18
+
+    stdout, stderr = interrupt_when(child, some_of_it)
+    assert child.returncode == 130
+    assert stdout == ""
+    assert stderr.startswith("preimage: Interrupted.")
+    assert not (out / MANIFEST).exists()
+    done = json.loads((out / "capture.json").read_text())["done"]
+    assert 0 < done < count
+    before = partial.read_bytes()
+    code, found = document(*given, "--out", out)
+    assert code == 0
+    assert found["prompts"] == count
+    states, checked = preimage.open_states(out), range(max(0, done - 3), min(count, done + 3))
+    expected = preimage.capture(preimage.load(model), [states.token_ids[i] for i in checked], "all")
+    for index, prompt in enumerate(checked):  # where the two halves meet
+        assert torch.equal(states.at(prompt, LAYERS), expected.at(index, LAYERS))
+    row = 64 * WIDTH * 4
+    kept = (out / TENSORS).read_bytes()
+    start = len(kept) - row * count * (LAYERS + 2)
+    assert kept[start : start + done * row] == before[start : start + done * row]
+
+
+def test_a_bundle_is_inverted_by_a_process_that_sees_nothing_else(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    texts = ["the cat sat", "hunter2 is it"]
+    for side in ("sender", "receiver"):
+        (tmp_path / side).mkdir()
+        shutil.copytree(folders["model"], tmp_path / side / "model")
+    given = [argument for text in texts for argument in ("--text", text)]
+    given += ["--model", "model", "--layers", "2", "--withhold-ids", "--out", "b"]
+    sender = {"cwd": tmp_path / "sender", "PREIMAGE_CACHE": str(tmp_path / "sender" / "cache")}
+    done = process(
+        "capture", "--model", "model", *given, "--layers", 2, "--withhold-ids", "--out", "b", **sender
+    )
+    assert done.returncode == 0, done.stderr
+    bundle = shutil.move(tmp_path / "sender" / "b", tmp_path / "receiver" / "b")
+    shutil.rmtree(tmp_path / "sender")
+    ids = [preimage.load(folders["model"]).tokenizer(text)["input_ids"] for text in texts]
+    holds_no_ids(bundle, ids, texts)
+    receiver = {"cwd": tmp_path / "receiver", "PREIMAGE_CACHE": str(tmp_path / "receiver" / "cache")}
+    done = process("invert", "b", "--method", "brute-force", "--json", **receiver)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)["results"]
+    assert [result["status"] for result in results] == ["recovered", "recovered"]
+    assert [result["token_ids"] for result in results] == ids
+    assert [result["text"] for result in results] == [f"<s>{text}" for text in texts]
+    assert [result["exact"] for result in results] == [None, None]  # nobody there knows the truth
+
+
+def holds_no_ids(bundle: Path, ids: list[list[int]], texts: list[str]) -> None:
+    assert sorted(path.name for path in bundle.iterdir()) == [MANIFEST, TENSORS]
+    manifest = json.loads((bundle / MANIFEST).read_text())
+    assert manifest["token_ids"] is None
+    raw = (bundle / TENSORS).read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    assert "__metadata__" not in header
+
+    def lists_in(value: Any) -> Iterator[list[Any]]:
+        if isinstance(value, list):
+            yield value
+        for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from lists_in(item)
+
+    for found in (*lists_in(manifest), *lists_in(header)):
+        assert len(found) < min(map(len, ids))  # groups, layers, shapes: none is as long as a prompt
+    everything = (bundle / MANIFEST).read_bytes() + raw
+    for row, text in zip(ids, texts, strict=True):
+        assert text.encode() not in everything
+        for kind in ("<i4", "<i8", "<u2"):
+            assert np.array(row, dtype=kind).tobytes() not in everything
+
+
+def test_positions_of_an_object_in_memory_serve_the_command_line(
+    document: Any, model: str, tmp_path: Path
+) -> None:
+    module = build("llama", vocab_size=VOCABULARY)
+    ids = random_ids(6, vocabulary=VOCABULARY)
+    preimage.capture(preimage.load(module), [ids], 3).save(tmp_path / "b")
+    code, found = document("invert", tmp_path / "b", "--model", model)  # the same weights, from a folder
+    assert code == 0
+    assert found["results"][0]["token_ids"] == ids
+    code, found = document("invert", tmp_path / "b")  # its name is no place
+    assert code == 2
+    assert "'LlamaForCausalLM' is no alias" in found["error"]["message"]
