@@ -11,7 +11,7 @@ from preimage.inversion.search import MAX_PROMPTS
 from preimage.states import States
 from tiny import NAMES, VOCABULARY, build, random_ids, tiny
 
-METHODS = ("sipit", "brute-force")
+METHODS = ("fast", "sipit", "brute-force")
 
 
 @pytest.mark.parametrize("length", [1, 2, 17, 64])
@@ -42,7 +42,7 @@ def test_repeated_special_and_single_tokens(name: str, method: str, ids: list[in
     assert (found.status, found.token_ids) == ("recovered", tuple(ids))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS[1:])
 def test_published_cost_changes_the_cost_alone(method: str) -> None:
     model, ids = tiny("llama"), random_ids(6)
     states = preimage.capture(model, [ids], layers=1)
@@ -143,9 +143,10 @@ def test_budgets_keep_the_verified_part() -> None:  # I4
     assert cut.token_ids == tuple(ids[: len(cut.token_ids)])
     assert len(cut.token_ids) >= 9
     assert f"budget of {limit} tests" in cut.reason
-    (late,) = preimage.invert(model, states, timeout=1e-6)
-    assert late.status == "not_recovered"
-    assert "time limit" in late.reason
+    for method in METHODS:
+        (late,) = preimage.invert(model, states, method=method, timeout=1e-6)
+        assert late.status == "not_recovered"
+        assert "time limit" in late.reason
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -234,7 +235,7 @@ def test_a_step_noisier_than_the_floor_backs_off(monkeypatch: pytest.MonkeyPatch
         return honest(self, prefix, tokens, observed) + 4 * self.relative * float(observed.norm())
 
     monkeypatch.setattr(Verifier, "distances", shifted)
-    (found,) = preimage.invert(model, states)
+    (found,) = preimage.invert(model, states, method="sipit")
     assert (found.status, found.token_ids) == ("recovered", tuple(ids))
     assert not found.positions[0].accepted  # followed, and confirmed by the whole-sequence pass
 
@@ -302,7 +303,14 @@ def test_run_folder_keeps_finished_prompts(tmp_path: object) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"method": "magic"}, {"tolerance": 0.0}, {"max_tests": 0}, {"timeout": -1.0}, {"patience": -1}],
+    [
+        {"published_cost": True},
+        {"method": "magic"},
+        {"tolerance": 0.0},
+        {"max_tests": 0},
+        {"timeout": -1.0},
+        {"patience": -1},
+    ],
 )
 def test_wrong_options_are_refused(options: dict[str, object]) -> None:
     states, _ = _states("llama", 1)

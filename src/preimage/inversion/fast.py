@@ -10,7 +10,7 @@ is at the same time the check of the whole sequence.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,7 +19,7 @@ from torch import Tensor
 from preimage.distances import row_distances
 from preimage.inversion.budget import Budget, BudgetSpentError
 from preimage.inversion.proposers import Keys, Proposer
-from preimage.inversion.search import Fit, Outcome, Search
+from preimage.inversion.search import Fit, Frame, Outcome, Search
 from preimage.inversion.twins import Rivals
 from preimage.inversion.verifier import Verifier
 from preimage.models import LanguageModel
@@ -39,10 +39,9 @@ class Job:
     ids: Int[Tensor, " position"]  # the proposal; its first ``verified`` tokens are settled
     budget: Budget
     verified: int = 0
-    tested: dict[int, list[int]] = field(default_factory=dict)  # refused tokens by position
+    refused: dict[int, dict[int, float]] = field(default_factory=dict)  # position -> token -> distance
     distances: list[float] = field(default_factory=list)
     outcome: Outcome | None = None
-    rounds: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -63,13 +62,14 @@ class FastInverter:
         """One outcome a prompt."""
         with torch.inference_mode():
             jobs = self._propose(observed, budgets)
-            variants = {index: [job.ids] for index, job in enumerate(jobs)}
-            while variants:
-                self._round(jobs, variants)
+            while True:
                 variants = {}
                 for index, job in enumerate(jobs):
                     if job.outcome is None and (rows := self._advance(job)):
                         variants[index] = rows
+                if not variants:
+                    break
+                self._round(jobs, variants)
         return [job.outcome for job in jobs]  # type: ignore[misc]  # every job has ended
 
     def _propose(self, observed: Tensor, budgets: Sequence[Budget]) -> list[Job]:
@@ -94,7 +94,7 @@ class FastInverter:
         owners = [index for index, rows in variants.items() for _ in rows]
         rows = torch.stack([row for rows in variants.values() for row in rows])
         layer = self._verifier.layer
-        best: dict[int, tuple[int, Tensor, Tensor]] = {}
+        found: dict[int, list[tuple[int, Tensor, Tensor]]] = {index: [] for index in variants}
         size = max(1, _BATCH_TOKENS // rows.shape[1])
         for start in range(0, len(rows), size):
             part = rows[start : start + size]
@@ -103,34 +103,35 @@ class FastInverter:
             distances = row_distances(seen, targets).cpu()
             for offset, index in enumerate(owners[start : start + size]):
                 reach = _agreeing(distances[offset], jobs[index].tolerances)
-                jobs[index].budget.tests += max(0, reach - jobs[index].verified) + 1
-                if index not in best or reach > best[index][0]:
-                    best[index] = (reach, part[offset], distances[offset])
-        for index, (reach, ids, distances) in best.items():
-            self._settle(jobs[index], variants[index], reach, ids, distances)
+                found[index].append((reach, part[offset], distances[offset]))
+        for index, rows_found in found.items():
+            self._settle(jobs[index], rows_found)
 
-    def _settle(self, job: Job, rows: list[Tensor], reach: int, ids: Tensor, distances: Tensor) -> None:
-        job.rounds += 1
-        at = job.verified
-        refused = job.tested.setdefault(at, [])
-        refused += [int(row[at]) for row in rows if reach <= at or int(row[at]) != int(ids[at])]
-        if reach > at or not job.distances:
-            job.ids, job.verified = ids, reach
-            job.distances = distances.tolist()
+    def _settle(self, job: Job, rows: list[tuple[int, Tensor, Tensor]]) -> None:
+        """Take over the row that agrees furthest; every row's first disagreement is a refused token."""
+        for reach, ids, distances in rows:
+            if reach < len(job):
+                job.refused.setdefault(reach, {})[int(ids[reach])] = float(distances[reach])
+            job.budget.tests += reach - job.verified + (reach < len(job))
+        reach, ids, distances = max(rows, key=lambda row: row[0])
+        if reach > job.verified or not job.distances:
+            job.ids, job.verified, job.distances = ids, reach, distances.tolist()
         if job.verified == len(job):
             fits = tuple(self._fit(job, position) for position in range(len(job)))
-            job.outcome = Outcome((fits,), fits, None, "")
-        elif reach < len(job) and reach > at:
-            job.tested.setdefault(reach, []).append(int(ids[reach]))
+            near = any(self._rivals.near(fit.position.token_id) for fit in fits)
+            job.outcome = self._with_near_twins(job, fits) if near else Outcome((fits,), fits, None, "")
 
     def _advance(self, job: Job) -> list[Tensor]:
         """What to try next at the first mismatch: a few candidates in whole rows, or a search."""
         at = job.verified
         try:
             job.budget.check()
-            if len(job.tested.get(at, ())) < 1 + _VARIANTS:
-                order = self._keys(at).order(job.queries[at])
-                fresh = [t for t in order[: 2 * _VARIANTS + 1].tolist() if t not in job.tested[at]]
+            refused = job.refused.get(at, {})
+            if not refused:  # nothing was run yet
+                return [job.ids]
+            if len(refused) <= _VARIANTS:
+                order = self._keys(at).order(job.queries[at])[: 1 + 2 * _VARIANTS].tolist()
+                fresh = [token for token in order if token not in refused]
                 return [_replaced(job.ids, at, token) for token in fresh[:_VARIANTS]]
             return self._search(job)
         except BudgetSpentError as spent:
@@ -141,28 +142,46 @@ class FastInverter:
     def _search(self, job: Job) -> list[Tensor]:
         """Search one position on the cached prefix; the rest of the proposal goes on behind what fits."""
         at = job.verified
+        search = self._search_of(job)
+        search.begin([Frame(self._fit(job, position)) for position in range(at)])
+        if not search.decide(at):
+            job.outcome = search.outcome(())
+            return []
+        chosen = search.frames[-1]
+        token = chosen.chosen.position.token_id
+        if chosen.others or token in job.refused[at]:
+            # several tokens fit, or a pass over the whole prompt refused this one: alternatives matter now
+            job.outcome = search.run()
+            return []
+        return [_replaced(job.ids, at, token)]
+
+    def _search_of(self, job: Job) -> Search:
+        """A search behind the verified part of a prompt, in the proposer's order."""
         prefix = self._model.prefix(self._verifier.layer)
-        if at:
-            prefix.extend(job.ids[:at])
-        search = Search(
+        if job.verified:
+            prefix.extend(job.ids[: job.verified])
+        return Search(
             job.observed,
             prefix,
             self._verifier,
             lambda position: RankedPolicy(self._keys(position), job.queries[position], prefix.max_candidates),
             self._rivals,
             job.budget,
+            job.refused,
         )
-        search.begin([self._fit(job, position) for position in range(at)])
-        if not search.decide(at):
-            job.outcome = search.outcome(())
-            return []
-        chosen = search.frames[-1]
-        token = chosen.chosen.position.token_id
-        if chosen.others or token in job.tested.get(at, ()):
-            # several tokens fit, or a pass over the whole prompt refused this one: alternatives matter now
-            job.outcome = search.run()
-            return []
-        return [_replaced(job.ids, at, token)]
+
+    def _with_near_twins(self, job: Job, fits: tuple[Fit, ...]) -> Outcome:
+        """Whether prompts that differ by tokens with almost the same embedding fit as well."""
+        search = self._search_of(job)
+        frames = []
+        for fit in fits:
+            near = self._rivals.near(fit.position.token_id)
+            others = [Fit(replace(fit.position, token_id=t), self._rivals.twins(t)) for t in near]
+            frames.append(Frame(fit, others))
+        search.begin(frames)
+        complete: list[tuple[Fit, ...]] = []
+        search.conclude(complete)
+        return search.outcome(tuple(complete))
 
     def _keys(self, position: int) -> Keys:
         return self._proposer.keys(position)
@@ -177,7 +196,7 @@ class FastInverter:
             accepted=True,
             runner_up_id=None,
             runner_up_distance=None,
-            tests=1 + len(job.tested.get(index, ())),
+            tests=1 + len(job.refused.get(index, ())),
         )
         return Fit(position, self._rivals.twins(token))
 

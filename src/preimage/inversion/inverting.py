@@ -16,7 +16,7 @@ from torch import Tensor
 from preimage.errors import LayerError
 from preimage.execution import run_each
 from preimage.inversion.budget import Budget
-from preimage.inversion.fast import FastInverter
+from preimage.inversion.fast import FastInverter, RankedPolicy
 from preimage.inversion.last_only import invert_last
 from preimage.inversion.options import InvertOptions
 from preimage.inversion.policies import GradientPolicy, Policy, RandomPolicy
@@ -111,6 +111,9 @@ def _verifier(model: LanguageModel, states: States, layer: Layer, options: Inver
     )
 
 
+# Up to this relative tolerance tokens are told apart so clearly that the first one that fits is the one.
+# Above it (half precision) others may fit as well, and every position is searched with its rivals.
+_CLEAR = 1e-3
 _proposers: weakref.WeakKeyDictionary[LanguageModel, dict[Layer, Proposer]]
 _proposers = weakref.WeakKeyDictionary()
 
@@ -137,10 +140,10 @@ def _invert_one(
     budget = Budget(min(options.max_tests or bound, bound), options.timeout)
     if states.positions == "last":
         outcome = invert_last(model, observed, verifier, budget)
-    elif proposer is not None:
+    elif proposer is not None and verifier.relative <= _CLEAR:
         (outcome,) = FastInverter(model, verifier, proposer).run(observed[None], [budget])
     else:
-        outcome = _search(model, observed, verifier, options, budget, index)
+        outcome = _search(model, observed, verifier, options, budget, index, proposer)
     return _result(model, outcome, verifier, options, budget, model.forward_tokens - run_before)
 
 
@@ -151,13 +154,17 @@ def _search(
     options: InvertOptions,
     budget: Budget,
     index: int,
+    proposer: Proposer | None,
 ) -> Outcome:
     prefix: Trial = model.prefix(verifier.layer)
     if options.published_cost:
         prefix = UncachedPrefix(model, verifier.layer)
     generator = torch.Generator().manual_seed(options.seed + index)
+    queries = None if proposer is None else proposer.queries(observed[None].to(model.device))[0]
 
     def policy(position: int) -> Policy:
+        if proposer is not None and queries is not None:
+            return RankedPolicy(proposer.keys(position), queries[position], prefix.max_candidates)
         if options.method == "brute-force":
             return RandomPolicy(model.vocab_size, prefix.max_candidates, generator)
         return GradientPolicy(model, prefix, observed[position], verifier.observe, options, generator)

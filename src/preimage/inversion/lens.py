@@ -41,6 +41,9 @@ class LensShape:
 class Lens(nn.Module):
     """Queries from states and keys from token features; their product, plus a bias, ranks the tokens."""
 
+    mean: Tensor
+    scale: Tensor
+
     def __init__(self, shape: LensShape) -> None:
         super().__init__()
         self.shape = shape

@@ -82,7 +82,7 @@ def train_lens(
             scores = lens(states, keys)
             loss = loss + weight * nn.functional.cross_entropy(scores.flatten(0, 1), ids.to(device).flatten())
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(lens.parameters(), 1.0)
         optimiser.step()
         progress(step + 1, options.steps, "lens steps")
@@ -136,5 +136,5 @@ def _standardise(lens: Lens, model: LanguageModel, layer: Layer, ids: Tensor, si
     first = model.states(singles, (layer,))[layer][:, 0].double()
     others = model.states(ids, (layer,))[layer][:, 1:].flatten(0, 1).double()
     for row, sample in enumerate((first, others)):
-        lens.mean[row] = sample.mean(dim=0).float()  # type: ignore[operator]
-        lens.scale[row] = sample.std(dim=0).clamp_min(1e-6 * sample.std()).float()  # type: ignore[operator]
+        lens.mean[row] = sample.mean(dim=0).float()
+        lens.scale[row] = sample.std(dim=0).clamp_min(1e-6 * sample.std()).float()

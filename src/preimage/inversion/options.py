@@ -36,6 +36,8 @@ class InvertOptions:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise OptionError(f"Method {self.method!r} is not known.", f"Use {', '.join(METHODS)}.")
+        if self.published_cost and self.method == "fast":
+            raise OptionError("published_cost is SIPIT's or brute force's.", "Choose one of them as method.")
         positive = (
             "tolerance",
             "max_tests",

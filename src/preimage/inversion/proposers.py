@@ -119,7 +119,8 @@ class _Whitened:
         self.keys = Keys(keys, -0.5 * keys.square().sum(dim=1))
 
     def apply(self, states: Tensor) -> Tensor:
-        return (states.to(self._map.device).float() - self._mean) @ self._map.T
+        mapped: Tensor = (states.to(self._map.device).float() - self._mean) @ self._map.T
+        return mapped
 
 
 def _vocabulary_states(model: LanguageModel, layer: Layer, context: Tensor) -> Tensor:
@@ -136,7 +137,8 @@ def _whitening(spread: Float[Tensor, "row d"]) -> Float[Tensor, "d d"]:
     covariance = rows.T @ rows / len(rows)
     mean = covariance.diagonal().mean()
     values, vectors = torch.linalg.eigh(0.95 * covariance + 0.05 * mean * torch.eye(len(covariance)).to(rows))
-    return (vectors * values.clamp_min(1e-12).rsqrt()).T.float()
+    whitening: Tensor = (vectors * values.clamp_min(1e-12).rsqrt()).T.float()
+    return whitening
 
 
 def build_proposer(model: LanguageModel, layer: Layer, sample: Int[Tensor, "prompt position"]) -> Proposer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -67,6 +67,7 @@ class Search:
         policy: Callable[[int], Policy],
         rivals: Rivals,
         budget: Budget,
+        refused: Mapping[int, Mapping[int, float]] | None = None,
     ) -> None:
         self._observed = observed
         self._prefix = prefix
@@ -74,6 +75,7 @@ class Search:
         self._policy = policy
         self._rivals = rivals
         self._budget = budget
+        self._refused = refused or {}  # position -> token -> distance, of tests made elsewhere
         self._tolerances = verifier.tolerances(observed)
         self.frames: list[Frame] = []
         self._partial: tuple[Fit, ...] = ()
@@ -87,7 +89,7 @@ class Search:
         try:
             while True:
                 if len(self.frames) == len(self._observed):
-                    self._conclude(complete)
+                    self.conclude(complete)
                 elif self.decide(len(self.frames)):
                     continue
                 if len(complete) >= MAX_PROMPTS or not self._back_up():
@@ -99,15 +101,15 @@ class Search:
                 self._remember_partial()
         return self.outcome(tuple(complete), undecided)
 
-    def begin(self, known: Sequence[Fit]) -> None:
+    def begin(self, known: Sequence[Frame]) -> None:
         """Start behind positions that are decided already; the prefix must hold them."""
-        self.frames = [Frame(fit) for fit in known]
+        self.frames = list(known)
 
     def outcome(self, complete: tuple[tuple[Fit, ...], ...], undecided: bool = False) -> Outcome:
         """What was found so far."""
         return Outcome(complete, self._partial, self._failure, self._reason, undecided)
 
-    def _conclude(self, complete: list[tuple[Fit, ...]]) -> None:
+    def conclude(self, complete: list[tuple[Fit, ...]]) -> None:
         """Check a full prompt as a whole; then the prompts that differ from it by alternatives alone.
 
         Those need no search: whether they fit takes one pass each. An alternative that fits is decided;
@@ -142,6 +144,8 @@ class Search:
         """Test proposals until one fits, then its rivals; the winner is row 0 of the latest trial."""
         observed, tolerance = self._observed[index], self._tolerances[index]
         tested = torch.full((self._rivals.vocab_size,), math.inf, dtype=torch.float64)
+        for token, distance in self._refused.get(index, {}).items():
+            tested[token] = distance
         policy = self._policy(index)
         while True:
             ids = policy.propose(torch.isinf(tested))
