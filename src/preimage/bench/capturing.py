@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from preimage.bench.timing import hardware, plain_forward, seconds
 from preimage.errors import OptionError
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
@@ -37,12 +33,11 @@ def bench_capture(
     options = PromptOptions(count=count, length=length)
     prompts = gather("random", model.tokenizer, options, **limits)
     size = max(1, (batch_tokens or 1) // length)
-    rows = torch.tensor(list(prompts), device=model.device)
+    rows = list(prompts)
 
     def plain() -> None:
-        with torch.inference_mode():
-            for batch in rows.split(size):
-                model.anatomy.backbone(batch, use_cache=False)
+        for start in range(0, len(rows), size):
+            plain_forward(model, rows[start : start + size])
 
     def ours() -> None:
         capture(model, prompts, "all", batch_tokens=batch_tokens or 1)
@@ -52,8 +47,8 @@ def bench_capture(
     pairs = []
     for index in range(rounds):
         sides = (plain, ours) if index % 2 == 0 else (ours, plain)  # neither side always runs second
-        seconds = {side: _seconds(side, model.device) for side in sides}
-        pairs.append((seconds[plain], seconds[ours]))
+        took = {side: seconds(side, model.device) for side in sides}
+        pairs.append((took[plain], took[ours]))
         progress(index + 1, rounds, "rounds")
     return {
         "fraction_of_forward": statistics.median(p / o for p, o in pairs),
@@ -68,22 +63,3 @@ def bench_capture(
         "model": model.identity.to_dict(),
         "hardware": hardware(model),
     }
-
-
-def hardware(model: LanguageModel) -> dict[str, Any]:
-    """What a speed was measured on."""
-    cuda = model.device.type == "cuda"
-    return {
-        "device": torch.cuda.get_device_name(model.device) if cuda else platform.processor() or "cpu",
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def _seconds(side: Callable[[], None], device: torch.device) -> float:
-    start = time.perf_counter()
-    side()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start

@@ -51,3 +51,45 @@ def capture(
             f"plain forward {result['forward_seconds']:.3f} s, capture {result['capture_seconds']:.3f} s, "
             f"{result['tokens']} tokens at {result['layers']} layers",
         )
+
+
+@app.command("inversion")
+def inversion(
+    model: Model = "smollm2",
+    layers: Annotated[str, typer.Option(help="Layers to invert from.")] = "15,30",
+    prose: Annotated[int, typer.Option(help="Prompts of prose.")] = 20,
+    code: Annotated[int, typer.Option(help="Prompts of code.")] = 10,
+    random: Annotated[int, typer.Option(help="Prompts of random tokens.")] = 10,
+    length: Annotated[int, typer.Option(help="Tokens a prompt.")] = 64,
+    sipit_prompts: Annotated[int, typer.Option(help="Prompts also inverted by SIPIT; slow.")] = 1,
+    sipit_length: Annotated[int, typer.Option(help="Tokens of those prompts.")] = 20,
+    sipit_seconds: Annotated[float, typer.Option(help="Time limit of each SIPIT run.")] = 120.0,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of prompts.")] = 0,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Inversion against a plain forward pass and against SIPIT, on the same prompts in one run."""
+    import preimage
+    from preimage.bench import bench_inversion
+
+    loaded = preimage.load(model, dtype=dtype, device=device)
+    with progress_bar() as progress:
+        result = bench_inversion(
+            loaded, layers, prose=prose, code=code, random=random, length=length,
+            sipit_prompts=sipit_prompts, sipit_length=sipit_length, sipit_seconds=sipit_seconds,
+            seed=seed, progress=progress,
+        )  # fmt: skip
+    if json:
+        print_json({"schema": SCHEMA, "command": "bench inversion", **result})
+        return
+    for layer, row in result["layers"].items():
+        print_lines(
+            f"layer {layer}: {row['exact']} of {row['prompts']} exact, "
+            f"median {row['ratio_to_forward']:.2f} forward passes (worst {row['worst_ratio']:.1f})"
+        )
+        if "speedup_over_sipit" in row:
+            print_lines(
+                f"  {row['speedup_over_sipit']:.0f} times SIPIT at its published cost, "
+                f"{row['speedup_over_cached_sipit']:.0f} times SIPIT on the prefix cache"
+            )

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from preimage.distances import row_distances
+from preimage.distances import norms, row_distances
 from preimage.inversion.budget import Budget, BudgetSpentError
 from preimage.inversion.proposers import Keys, Proposer
 from preimage.inversion.search import Fit, Frame, Outcome, Search
@@ -77,16 +77,10 @@ class FastInverter:
         queries = self._proposer.queries(observed)
         first = self._proposer.keys(0).best(queries[:, 0])[:, None]
         rest = self._proposer.keys(1).best(queries[:, 1:].flatten(0, 1)).view(len(observed), -1)
-        ids = torch.cat([first, rest], dim=1)
+        ids = torch.cat([first, rest], dim=1).cpu()
+        tolerances = (self._verifier.relative * norms(observed)).cpu()
         return [
-            Job(
-                observed[i],
-                torch.tensor(self._verifier.tolerances(observed[i]), dtype=torch.float64),
-                queries[i],
-                ids[i],
-                budget,
-            )
-            for i, budget in enumerate(budgets)
+            Job(observed[i], tolerances[i], queries[i], ids[i], budget) for i, budget in enumerate(budgets)
         ]
 
     def _round(self, jobs: list[Job], variants: dict[int, list[Tensor]]) -> None:

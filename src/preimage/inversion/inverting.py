@@ -64,18 +64,38 @@ def invert(
 
     proposer = _proposer(model, at) if chosen.method == "fast" and states.positions == "all" else None
 
-    def one(index: int) -> Inversion:
-        if folder is not None and str(index) in folder.items:
-            return Inversion.from_dict(folder.items[str(index)])
-        result = _invert_one(model, states, index, verifier, chosen, proposer)
-        if folder is not None:
-            folder.add(str(index), result.to_dict())
-        return result
+    kept = {} if folder is None else {int(key): Inversion.from_dict(i) for key, i in folder.items.items()}
+    together = proposer is not None and verifier.relative <= _CLEAR
 
-    results = run_each(one, range(len(states)), progress, "prompts inverted")
+    def some(indices: tuple[int, ...]) -> None:
+        found = (
+            _invert_together(model, states, indices, verifier, chosen, proposer)
+            if together and proposer is not None
+            else [_invert_one(model, states, indices[0], verifier, chosen, proposer)]
+        )
+        for index, result in zip(indices, found, strict=True):
+            if folder is not None:
+                folder.add(str(index), result.to_dict())
+            kept[index] = result
+
+    open_ = [index for index in range(len(states)) if index not in kept]
+    run_each(some, _batches(states, open_, together, model), progress, "batches of prompts inverted")
+    results = [kept[index] for index in range(len(states))]
     if folder is not None:
         folder.finish({"results": [result.to_dict() for result in results]})
     return results
+
+
+def _batches(states: States, open_: list[int], together: bool, model: LanguageModel) -> list[tuple[int, ...]]:
+    """Which prompts go together: equally long ones where a GPU has room for many, else one by one."""
+    if not together or model.device.type == "cpu":
+        return [(index,) for index in open_]
+    lengths, batches = states.lengths, []
+    for length in sorted({lengths[index] for index in open_}):
+        alike = [index for index in open_ if lengths[index] == length]
+        size = max(1, _BATCH_TOKENS // length)
+        batches += [tuple(alike[i : i + size]) for i in range(0, len(alike), size)]
+    return batches
 
 
 def _run_folder(
@@ -114,6 +134,7 @@ def _verifier(model: LanguageModel, states: States, layer: Layer, options: Inver
 # Up to this relative tolerance tokens are told apart so clearly that the first one that fits is the one.
 # Above it (half precision) others may fit as well, and every position is searched with its rivals.
 _CLEAR = 1e-3
+_BATCH_TOKENS = 2**16  # tokens inverted together on a GPU
 _proposers: weakref.WeakKeyDictionary[LanguageModel, dict[Layer, Proposer]]
 _proposers = weakref.WeakKeyDictionary()
 
@@ -136,15 +157,39 @@ def _invert_one(
 ) -> Inversion:
     observed = states.finite_at(index, verifier.layer)
     run_before = model.forward_tokens
-    bound = len(observed) * model.vocab_size
-    budget = Budget(min(options.max_tests or bound, bound), options.timeout)
+    budget = _budget(model, len(observed), options)
     if states.positions == "last":
         outcome = invert_last(model, observed, verifier, budget)
-    elif proposer is not None and verifier.relative <= _CLEAR:
-        (outcome,) = FastInverter(model, verifier, proposer).run(observed[None], [budget])
     else:
         outcome = _search(model, observed, verifier, options, budget, index, proposer)
-    return _result(model, outcome, verifier, options, budget, model.forward_tokens - run_before)
+    ran = model.forward_tokens - run_before
+    return _result(model, outcome, verifier, options, budget.tests, budget.seconds, ran)
+
+
+def _budget(model: LanguageModel, length: int, options: InvertOptions) -> Budget:
+    bound = length * model.vocab_size
+    return Budget(min(options.max_tests or bound, bound), options.timeout)
+
+
+def _invert_together(
+    model: LanguageModel,
+    states: States,
+    indices: tuple[int, ...],
+    verifier: Verifier,
+    options: InvertOptions,
+    proposer: Proposer,
+) -> list[Inversion]:
+    """Equally long prompts in shared passes; time and tokens are divided evenly between them."""
+    observed = torch.stack([states.finite_at(index, verifier.layer) for index in indices])
+    run_before = model.forward_tokens
+    clock = _budget(model, observed.shape[1], options)
+    budgets = [_budget(model, observed.shape[1], options) for _ in indices]
+    outcomes = FastInverter(model, verifier, proposer).run(observed, budgets)
+    ran, seconds = (model.forward_tokens - run_before) // len(indices), clock.seconds / len(indices)
+    return [
+        _result(model, outcome, verifier, options, budget.tests, seconds, ran)
+        for outcome, budget in zip(outcomes, budgets, strict=True)
+    ]
 
 
 def _search(
@@ -177,7 +222,8 @@ def _result(
     outcome: Outcome,
     verifier: Verifier,
     options: InvertOptions,
-    budget: Budget,
+    tests: int,
+    seconds: float,
     forward_tokens: int,
 ) -> Inversion:
     best: tuple[Fit, ...] = outcome.hypotheses[0] if outcome.hypotheses else outcome.partial
@@ -194,9 +240,9 @@ def _result(
         text=model.decode(ids),
         layer=verifier.layer,
         method=options.method,
-        seconds=budget.seconds,
+        seconds=seconds,
         forward_tokens=forward_tokens,
-        tests=budget.tests,
+        tests=tests,
         margin=min(others, default=None),
         noise_floor=verifier.floor,
         seed=options.seed,

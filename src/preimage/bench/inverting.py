@@ -1,0 +1,126 @@
+"""How long inversion takes beside the forward pass that made the states, and beside SIPIT."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from preimage.bench.timing import hardware, plain_forward, seconds
+from preimage.errors import OptionError
+from preimage.inversion import invert
+from preimage.layers import Layer, LayerSpec, parse_layers
+from preimage.models import LanguageModel
+from preimage.progress import Progress, silent
+from preimage.prompts import PromptOptions, gather
+from preimage.states import States, capture
+
+_FORWARDS = 3  # plain passes around each inversion; their median is the unit
+
+
+def bench_inversion(
+    model: LanguageModel,
+    layers: LayerSpec = (15, 30),
+    *,
+    prose: int = 20,
+    code: int = 10,
+    random: int = 10,
+    length: int = 64,
+    sipit_prompts: int = 0,
+    sipit_length: int = 20,
+    sipit_seconds: float = 300.0,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """For each layer: the median of (seconds to invert) / (seconds of a plain forward pass).
+
+    Prompts are inverted one by one, each between plain passes over the same prompt. With ``sipit_prompts``
+    the first prompts, cut to ``sipit_length`` tokens, are also inverted by SIPIT on the prefix cache and at
+    its published cost, each for at most ``sipit_seconds``; a run that was stopped counts the seconds it had
+    per token it had verified, so the speed-up stays comparable.
+    """
+    if length < 1 or prose + code + random < 1:
+        raise OptionError("A benchmark needs prompts of at least one token.", "Give larger numbers.")
+    prompts = _prompts(model, {"default:prose": prose, "default:code": code, "random": random}, length, seed)
+    chosen = parse_layers(layers, model.n_layers)
+    table: dict[str, Any] = {}
+    for done, layer in enumerate(chosen):
+        progress(done, len(chosen), f"layers, now {layer}")
+        table[str(layer)] = _layer(model, layer, prompts)
+        if sipit_prompts:
+            slow = [ids[:sipit_length] for ids in prompts[:sipit_prompts]]
+            table[str(layer)] |= _against_sipit(model, layer, slow, sipit_seconds)
+    return {
+        "layers": table,
+        "prompts": {"prose": prose, "code": code, "random": random, "length": length, "seed": seed},
+        "model": model.identity.to_dict(),
+        "hardware": hardware(model),
+    }
+
+
+def _prompts(model: LanguageModel, counts: dict[str, int], length: int, seed: int) -> list[tuple[int, ...]]:
+    limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": model.max_length}
+    found: list[tuple[int, ...]] = []
+    for source, count in counts.items():
+        if count:
+            options = PromptOptions(count=count, length=length, seed=seed)
+            found += gather(source, model.tokenizer, options, **limits)
+    return found
+
+
+def _layer(model: LanguageModel, layer: Layer, prompts: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+    states = capture(model, prompts, [layer])
+    singles = [States.from_tensor(states.at(i, layer), layer) for i in range(len(prompts))]
+    setup = seconds(lambda: invert(model, singles[0], layer), model.device)  # loads or builds the proposer
+    rows = []
+    for ids, single in zip(prompts, singles, strict=True):
+        before = [
+            seconds(lambda ids=ids: plain_forward(model, [ids]), model.device) for _ in range(_FORWARDS)
+        ]
+        (found,) = invert(model, single, layer)
+        rows.append(
+            {
+                "ratio": found.seconds / statistics.median(before),
+                "seconds": found.seconds,
+                "forward_seconds": statistics.median(before),
+                "forward_tokens": found.forward_tokens,
+                "tests": found.tests,
+                "status": found.status,
+                "exact": found.token_ids == tuple(ids) or tuple(ids) in found.alternatives,
+            }
+        )
+    return {
+        "ratio_to_forward": statistics.median(row["ratio"] for row in rows),
+        "worst_ratio": max(row["ratio"] for row in rows),
+        "exact": sum(row["exact"] for row in rows),
+        "recovered": sum(row["status"] == "recovered" for row in rows),
+        "prompts": len(rows),
+        "setup_seconds": setup,
+        "forward_tokens_a_token": statistics.median(r["forward_tokens"] for r in rows) / len(prompts[0]),
+        "rows": rows,
+    }
+
+
+def _against_sipit(
+    model: LanguageModel, layer: Layer, prompts: Sequence[tuple[int, ...]], limit: float
+) -> dict[str, Any]:
+    """Seconds a token of the three ways, on the same prompts."""
+    states = capture(model, prompts, [layer])
+    ways: dict[str, dict[str, Any]] = {
+        "fast": {"method": "fast"},
+        "sipit": {"method": "sipit"},
+        "published": {"method": "sipit", "published_cost": True, "patience": None},
+    }
+    per_token: dict[str, float] = {}
+    stopped: dict[str, bool] = {}
+    for name, options in ways.items():
+        found = invert(model, states, layer, timeout=None if name == "fast" else limit, **options)
+        verified = sum(len(result.token_ids) for result in found)
+        per_token[name] = sum(result.seconds for result in found) / max(1, verified)
+        stopped[name] = any(result.status != "recovered" for result in found)
+    return {
+        "seconds_a_token": per_token,
+        "stopped": stopped,
+        "speedup_over_sipit": per_token["published"] / per_token["fast"],
+        "speedup_over_cached_sipit": per_token["sipit"] / per_token["fast"],
+    }
