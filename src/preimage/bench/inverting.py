@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from preimage.bench.timing import hardware, plain_forward, seconds
@@ -72,11 +73,10 @@ def _layer(model: LanguageModel, layer: Layer, prompts: Sequence[tuple[int, ...]
     states = capture(model, prompts, [layer])
     singles = [States.from_tensor(states.at(i, layer), layer) for i in range(len(prompts))]
     setup = seconds(lambda: invert(model, singles[0], layer), model.device)  # loads or builds the proposer
-    rows = []
+    rows: list[dict[str, Any]] = []
     for ids, single in zip(prompts, singles, strict=True):
-        before = [
-            seconds(lambda ids=ids: plain_forward(model, [ids]), model.device) for _ in range(_FORWARDS)
-        ]
+        forward = partial(plain_forward, model, [ids])
+        before = [seconds(forward, model.device) for _ in range(_FORWARDS)]
         (found,) = invert(model, single, layer)
         rows.append(
             {

@@ -25,7 +25,9 @@ from preimage.inversion.verifier import Verifier
 from preimage.models import LanguageModel
 from preimage.results import Position
 
-_VARIANTS = 2  # candidates tried at the first mismatch in one round
+# Candidates tried at a mismatch in whole rows, round after round, before the position is searched. A row
+# costs a CPU as much as the prompt did; a GPU has room for many, and waits longer for each search.
+_LADDER = {"cpu": (2,), "cuda": (2, 16, 64)}
 _BATCH_TOKENS = 16384  # tokens of one pass
 
 
@@ -41,6 +43,7 @@ class Job:
     verified: int = 0
     refused: dict[int, dict[int, float]] = field(default_factory=dict)  # position -> token -> distance
     distances: list[float] = field(default_factory=list)
+    stage: int = 0  # rounds spent on the first mismatch
     outcome: Outcome | None = None
 
     def __len__(self) -> int:
@@ -55,6 +58,7 @@ class FastInverter:
         self._verifier = verifier
         self._proposer = proposer
         self._rivals = Rivals(model)
+        self._ladder = _LADDER.get(model.device.type, _LADDER["cpu"])
 
     def run(
         self, observed: Float[Tensor, "prompt position d_model"], budgets: Sequence[Budget]
@@ -109,7 +113,7 @@ class FastInverter:
             job.budget.tests += reach - job.verified + (reach < len(job))
         reach, ids, distances = max(rows, key=lambda row: row[0])
         if reach > job.verified or not job.distances:
-            job.ids, job.verified, job.distances = ids, reach, distances.tolist()
+            job.ids, job.verified, job.distances, job.stage = ids, reach, distances.tolist(), 0
         if job.verified == len(job):
             fits = tuple(self._fit(job, position) for position in range(len(job)))
             near = any(self._rivals.near(fit.position.token_id) for fit in fits)
@@ -123,11 +127,13 @@ class FastInverter:
             refused = job.refused.get(at, {})
             if not refused:  # nothing was run yet
                 return [job.ids]
-            if len(refused) <= _VARIANTS:
-                order = self._keys(at).order(job.queries[at])[: 1 + 2 * _VARIANTS].tolist()
-                fresh = [token for token in order if token not in refused]
-                return [_replaced(job.ids, at, token) for token in fresh[:_VARIANTS]]
-            return self._search(job)
+            if job.stage == len(self._ladder):
+                return self._search(job)
+            count = self._ladder[job.stage]
+            job.stage += 1
+            order = self._keys(at).order(job.queries[at])[: len(refused) + count].tolist()
+            fresh = [token for token in order if token not in refused]
+            return [_replaced(job.ids, at, token) for token in fresh[:count]]
         except BudgetSpentError as spent:
             fits = tuple(self._fit(job, position) for position in range(at))
             job.outcome = Outcome((), fits, None, f"Stopped at position {at}: {spent}.")
@@ -196,12 +202,12 @@ class FastInverter:
 
 
 class RankedPolicy:
-    """A proposer's order at one position, in batches of 8, 64, 512 …"""
+    """A proposer's order at one position, in growing batches."""
 
     def __init__(self, keys: Keys, query: Float[Tensor, " rank"], largest: int) -> None:
         self._order = keys.order(query).cpu()
         self._largest = largest
-        self._size = 8
+        self._size = 16
 
     def propose(self, untested: Bool[Tensor, " vocabulary"]) -> Int[Tensor, " candidate"]:
         """The most likely untested tokens."""

@@ -180,7 +180,7 @@ def _invert_together(
     proposer: Proposer,
 ) -> list[Inversion]:
     """Equally long prompts in shared passes; time and tokens are divided evenly between them."""
-    observed = torch.stack([states.finite_at(index, verifier.layer) for index in indices])
+    observed = torch.stack([states.at(index, verifier.layer) for index in indices])
     run_before = model.forward_tokens
     clock = _budget(model, observed.shape[1], options)
     budgets = [_budget(model, observed.shape[1], options) for _ in indices]

@@ -31,11 +31,13 @@ class Rivals:
 
     def twins(self, token: int) -> tuple[int, ...]:
         """Every other token whose embedding is the same to the bit: no state can tell them apart."""
-        return tuple(other for other in self._twins.get(token, ()) if other != token)
+        group = self._twins.get(token)
+        return () if group is None else tuple(other for other in group if other != token)
 
     def near(self, token: int) -> tuple[int, ...]:
         """Every token whose embedding is nearly the same, but not to the bit."""
-        return tuple(other for other in self._near.get(token, ()) if other not in self.twins(token))
+        group = self._near.get(token)
+        return () if group is None else tuple(other for other in group if other not in self.twins(token))
 
     def of(self, token: int, untested: Bool[Tensor, " vocabulary"]) -> Int[Tensor, " candidate"]:
         """The twins and the nearest tokens that were not tested yet."""

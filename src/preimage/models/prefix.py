@@ -19,8 +19,9 @@ from preimage.layers import Layer
 if TYPE_CHECKING:
     from preimage.models.language_model import LanguageModel
 
-_TRIAL_BYTES = 256 * 2**20  # keys and values one block may materialise for a batch of candidates
-_MAX_CANDIDATES = 1024  # past this a bigger batch gains nothing, on two cores or on an H200
+# Keys and values one block may materialise for a batch of candidates, and the batch that gains nothing more.
+_TRIAL_BYTES = {"cpu": 2**28, "cuda": 2**32}
+_MAX_CANDIDATES = {"cpu": 1024, "cuda": 8192}
 
 
 class _PrefixLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
@@ -133,7 +134,8 @@ class Prefix:
         """How many candidates fit in one batch here within a fixed amount of memory."""
         # width of the queries' heads, not the keys': grouped-query attention repeats keys to them
         per_candidate = 2 * (len(self) + 1) * self._model.d_model * self._model.dtype.itemsize
-        return max(1, min(_MAX_CANDIDATES, _TRIAL_BYTES // per_candidate))
+        kind = self._model.device.type if self._model.device.type in _TRIAL_BYTES else "cpu"
+        return max(1, min(_MAX_CANDIDATES[kind], _TRIAL_BYTES[kind] // per_candidate))
 
     def _run(self, embeddings: Tensor) -> Tensor:
         states = self._model.run(embeddings=embeddings, layers=(self._layer,), cache=self._cache)
