@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from preimage.cli import DONE, NOT_RECOVERED
 from preimage.cli.arguments import Json
 from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
 from preimage.schema import SCHEMA
 
+if TYPE_CHECKING:
+    from preimage.models import LanguageModel
+
 _PROMPTS = (
     "My password is hunter2.",
-    "The patient was born in Lyon.",
-    "def add(a, b): return",
+    "The patient, Mrs Duval of 4 rue des Lilas in Lyon, was admitted on 3 March with chest pain and a fever; "
+    "her brother, who is a nurse, asked that nobody else be told about the result of the second blood test.",
+    "def read(path):\n    with open(path, 'rb') as file:\n        return json.load(file)['api_key']",
 )
 
 
@@ -27,35 +34,41 @@ def demo(json: Json = False) -> int:
     if not json:
         print_lines(
             f"{model.name}: {model.n_layers} blocks, d_model {model.d_model}, vocabulary {model.vocab_size}.",
-            f"Only the states at layer {layer} are given to the inverter: {len(states)} prompts, "
-            f"{sum(states.lengths)} tokens. This takes a minute or two.",
+            f"The inverter is given the states at layer {layer} and nothing else: {len(states)} prompts, "
+            f"{sum(states.lengths)} tokens.",
         )
     with progress_bar() as progress:
         found = preimage.invert(model, states, layer=layer, progress=progress)
-    assert states.token_ids is not None
-    exact = [r.token_ids == ids for r, ids in zip(found, states.token_ids, strict=True)]
+    rows: list[dict[str, Any]] = []
+    for text, ids, result in zip(_PROMPTS, states.token_ids or (), found, strict=True):
+        truth = {"original": text, "exact": result.token_ids == ids}
+        rows.append(truth | {"ratio_to_forward": _ratio(model, ids, result.seconds)} | result.to_dict())
+    exact = sum(row["exact"] for row in rows)
     if json:
-        results = [
-            {"original": p, "exact": e, **r.to_dict()} for p, e, r in zip(_PROMPTS, exact, found, strict=True)
-        ]
-        print_json(
-            {
-                "schema": SCHEMA,
-                "command": "demo",
-                "model": model.identity.to_dict(),
-                "results": results,
-            }
-        )
+        document = {"schema": SCHEMA, "command": "demo", "model": model.identity.to_dict()}
+        print_json(document | {"results": rows})
     else:
-        rows = [
-            [prompt, result.text or "", "exact" if same else result.status, f"{result.tests / len(ids):.0f}",
-             f"{result.seconds:.1f} s"]
-            for prompt, result, same, ids in zip(_PROMPTS, found, exact, states.token_ids, strict=True)
-        ]  # fmt: skip
         print_table(
             f"Layer {layer} of {model.n_layers}",
-            ["original", "recovered", "token ids", "tests a token", "time"],
-            rows,
+            ["original", "recovered", "token ids", "time", "forward passes"],
+            [
+                [row["original"], row["text"] or "", "exact" if row["exact"] else row["status"],
+                 f"{row['seconds']:.2f} s", f"{row['ratio_to_forward']:.1f}"]
+                for row in rows
+            ],
+        )  # fmt: skip
+        took = time.perf_counter() - started
+        print_lines(
+            f"{exact} of {len(rows)} exact. The last column: the cost in plain forward passes over the same "
+            f"prompt. {took:.0f} s in all, most of it loading."
         )
-        print_lines(f"{sum(exact)} of {len(exact)} exact, {time.perf_counter() - started:.0f} s in all.")
-    return DONE if all(exact) else NOT_RECOVERED
+    return DONE if exact == len(rows) else NOT_RECOVERED
+
+
+def _ratio(model: LanguageModel, ids: tuple[int, ...], seconds: float) -> float:
+    """Seconds as a multiple of a plain forward pass over the prompt."""
+    from preimage.bench.timing import plain_forward
+    from preimage.bench.timing import seconds as clock
+
+    forward = partial(plain_forward, model, [ids])
+    return seconds / statistics.median(clock(forward, model.device) for _ in range(3))

@@ -65,12 +65,13 @@ def invert(
     proposer = _proposer(model, at) if chosen.method == "fast" and states.positions == "all" else None
 
     kept = {} if folder is None else {int(key): Inversion.from_dict(i) for key, i in folder.items.items()}
-    together = proposer is not None and verifier.relative <= _CLEAR
+    clear = proposer is not None and verifier.relative <= _CLEAR
+    engine = FastInverter(model, verifier, proposer) if clear and proposer is not None else None
 
     def some(indices: tuple[int, ...]) -> None:
         found = (
-            _invert_together(model, states, indices, verifier, chosen, proposer)
-            if together and proposer is not None
+            _invert_together(model, states, indices, verifier, chosen, engine)
+            if engine is not None
             else [_invert_one(model, states, indices[0], verifier, chosen, proposer)]
         )
         for index, result in zip(indices, found, strict=True):
@@ -79,7 +80,9 @@ def invert(
             kept[index] = result
 
     open_ = [index for index in range(len(states)) if index not in kept]
-    run_each(some, _batches(states, open_, together, model), progress, "batches of prompts inverted")
+    run_each(
+        some, _batches(states, open_, engine is not None, model), progress, "batches of prompts inverted"
+    )
     results = [kept[index] for index in range(len(states))]
     if folder is not None:
         folder.finish({"results": [result.to_dict() for result in results]})
@@ -177,14 +180,14 @@ def _invert_together(
     indices: tuple[int, ...],
     verifier: Verifier,
     options: InvertOptions,
-    proposer: Proposer,
+    engine: FastInverter,
 ) -> list[Inversion]:
     """Equally long prompts in shared passes; time and tokens are divided evenly between them."""
     observed = torch.stack([states.at(index, verifier.layer) for index in indices])
     run_before = model.forward_tokens
     clock = _budget(model, observed.shape[1], options)
     budgets = [_budget(model, observed.shape[1], options) for _ in indices]
-    outcomes = FastInverter(model, verifier, proposer).run(observed, budgets)
+    outcomes = engine.run(observed, budgets)
     ran, seconds = (model.forward_tokens - run_before) // len(indices), clock.seconds / len(indices)
     return [
         _result(model, outcome, verifier, options, budget.tests, seconds, ran)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from preimage.errors import ModelError
+from preimage.errors import ModelError, RunFolderError
 from preimage.inversion.lens import Lens, LensShape
 from preimage.layers import Layer
 from preimage.models import LanguageModel, cache_folder
@@ -121,9 +121,54 @@ def known_lenses() -> list[LensInfo]:
     return [read_info(path) for folder in folders for path in sorted(folder.rglob("*.safetensors"))]
 
 
+def default_path(model: LanguageModel, layer: Layer) -> Path:
+    """Where a lens goes that is given no other place."""
+    return cache_folder() / "lenses" / model.identity.weight_hash[:16] / f"layer-{layer}.safetensors"
+
+
 def find_lens(model: LanguageModel, layer: Layer) -> LensInfo | None:
     """The lens for these weights and this layer, if there is one."""
     for info in known_lenses():
         if info.weight_hash == model.identity.weight_hash and info.layer == layer:
             return info
     return None
+
+
+def save_checkpoint(
+    path: Path, lens: Lens, optimiser: torch.optim.AdamW, plan: dict[str, Any], step: int
+) -> None:
+    """Everything a training needs to go on: weights, moments, step. Written whole or not at all."""
+    tensors = {f"lens.{name}": value for name, value in lens.state_dict().items()}
+    for name, parameter in lens.named_parameters():
+        for kind in ("exp_avg", "exp_avg_sq"):
+            tensors[f"{kind}.{name}"] = optimiser.state[parameter][kind]
+    about = json.dumps({"plan": plan, "step": step})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".partial")
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, {"about": about})
+    temporary.replace(path)
+
+
+def load_checkpoint(path: Path, lens: Lens, optimiser: torch.optim.AdamW, plan: dict[str, Any]) -> int:
+    """Put a saved training back; the step to go on from, 0 where there is none."""
+    if not path.exists():
+        return 0
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()["about"])
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}.", "Remove it to begin again.") from error
+    for field, value in plan.items():
+        if about["plan"].get(field) != value:
+            raise RunFolderError(
+                f"{path} was begun with another {field}.", "Rerun the first command, or remove it."
+            )
+    lens.load_state_dict({name[5:]: v for name, v in stored.items() if name.startswith("lens.")})
+    for name, parameter in lens.named_parameters():
+        optimiser.state[parameter] = {
+            "step": torch.tensor(float(about["step"])),
+            "exp_avg": stored[f"exp_avg.{name}"].to(parameter.device),
+            "exp_avg_sq": stored[f"exp_avg_sq.{name}"].to(parameter.device),
+        }
+    return int(about["step"])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +13,14 @@ from torch import Tensor, nn
 
 from preimage.errors import OptionError
 from preimage.inversion.lens import Lens, LensShape, token_features
+from preimage.inversion.lens_files import load_checkpoint, save_checkpoint
 from preimage.layers import Layer
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
+from preimage.prompts import PromptOptions, documents, gather
+
+_WEIGHTS = (0.9, 0.1)  # of windows and of prompts of one token in the loss
+_CHECKPOINT_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -48,45 +53,86 @@ def train_lens(
     text: Int[Tensor, " token"],
     options: LensOptions,
     *,
+    checkpoint: Path | None = None,
     progress: Progress = silent,
 ) -> Lens:
     """A lens for one layer, trained on windows of ``text`` and on random tokens.
 
     Runs where the model runs. The states of a batch are computed by the model as it is trained, so nothing
-    but one batch is ever in memory.
+    but one batch is ever in memory. With ``checkpoint`` the training is saved there from time to time, and
+    calling again with the same options continues it; every step draws from a seed of its own, so a continued
+    training sees the batches an uninterrupted one would have seen.
     """
-    device = model.device
-    generator = torch.Generator().manual_seed(options.seed)
     features = token_features(model).clone()
     shape = LensShape(
         model.d_model, model.vocab_size, features.shape[1], options.rank, options.hidden, options.neighbours
     )
     torch.manual_seed(options.seed)
-    lens = Lens(shape).to(device)
-    batches = _batches(model, text, options, generator)
-    _standardise(lens, model, layer, next(batches), _singles(model, options, generator))
-    decay = [p for p in lens.parameters() if p.ndim > 1]
-    plain = [p for p in lens.parameters() if p.ndim == 1]
-    optimiser = torch.optim.AdamW(
-        [{"params": decay, "weight_decay": options.weight_decay}, {"params": plain, "weight_decay": 0.0}],
-        lr=options.learning_rate,
-        betas=(0.9, 0.98),
-    )
-    for step in range(options.steps):
+    lens = Lens(shape).to(model.device)
+    _standardise(lens, model, layer, *_batch(model, text, options, step=-1))
+    optimiser = _optimiser(lens, options)
+    plan = {"layer": layer, "model": model.identity.weight_hash, "options": options.to_dict()}
+    start = 0 if checkpoint is None else load_checkpoint(checkpoint, lens, optimiser, plan)
+    for step in range(start, options.steps):
         for group in optimiser.param_groups:
             group["lr"] = options.learning_rate * _schedule(step, options.steps)
         keys = lens.keys(features)
-        loss = torch.zeros((), device=device)
-        for ids, weight in ((next(batches), 0.9), (_singles(model, options, generator), 0.1)):
+        loss = torch.zeros((), device=model.device)
+        for ids, weight in zip(_batch(model, text, options, step), _WEIGHTS, strict=True):
             states = model.states(ids, (layer,))[layer].clone()
-            scores = lens(states, keys)
-            loss = loss + weight * nn.functional.cross_entropy(scores.flatten(0, 1), ids.to(device).flatten())
+            scores = lens(states, keys).flatten(0, 1)
+            loss = loss + weight * nn.functional.cross_entropy(scores, ids.to(scores.device).flatten())
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(lens.parameters(), 1.0)
         optimiser.step()
+        if checkpoint is not None and (step + 1) % _CHECKPOINT_STEPS == 0:
+            save_checkpoint(checkpoint, lens, optimiser, plan, step + 1)
         progress(step + 1, options.steps, "lens steps")
     return lens.eval().requires_grad_(False)
+
+
+def training_text(model: LanguageModel, source: str) -> Int[Tensor, " token"]:
+    """Token ids to train on: the default corpus (its train split), a user's source, or none at all."""
+    if source == "random":
+        return torch.empty(0, dtype=torch.long)
+    if model.tokenizer is None:
+        raise OptionError("Without a tokenizer a lens learns from random tokens alone.", "Use random.")
+    if source != "default":
+        limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": None}
+        found = gather(source, model.tokenizer, PromptOptions(), **limits)
+        return torch.tensor([token for ids in found for token in ids])
+    prose, code = (
+        [token for _, text in documents(kind, "train") for token in model.tokenizer(text)["input_ids"]]
+        for kind in ("prose", "code")
+    )
+    return torch.tensor(prose * max(1, len(code) // max(1, len(prose))) + code)  # as much of each
+
+
+def held_out(model: LanguageModel, layer: Layer, lens: Lens, count: int = 24) -> dict[str, dict[str, float]]:
+    """Ranks on prompts the training never saw: prose and code of the test split, and random tokens."""
+    limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": model.max_length}
+    sources = {"prose": "default:prose", "code": "default:code", "random": "random"}
+    if model.tokenizer is None:
+        sources = {"random": "random"}
+    options = PromptOptions(count=count, length=min(64, model.max_length or 64), seed=5)
+    found: dict[str, dict[str, float]] = {}
+    for name, source in sources.items():
+        ids = torch.tensor(list(gather(source, model.tokenizer, options, **limits)))
+        found[name] = summarise(held_out_ranks(model, layer, lens, ids))
+    return found
+
+
+def summarise(ranks: Float[Tensor, "prompt position"]) -> dict[str, float]:
+    """Shares of tokens the lens names first, within 8 and within 64; the first position apart."""
+    others = ranks[:, 1:] if ranks.shape[1] > 1 else ranks
+    return {
+        "rank0": float((others < 1).float().mean()),
+        "within8": float((others < 8).float().mean()),
+        "within64": float((others < 64).float().mean()),
+        "worst": float(others.max()),
+        "first": float((ranks[:, 0] < 1).float().mean()),
+    }
 
 
 @torch.inference_mode()
@@ -110,31 +156,37 @@ def _schedule(step: int, steps: int) -> float:
     return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
-def _batches(
-    model: LanguageModel, text: Tensor, options: LensOptions, generator: torch.Generator
-) -> Iterator[Tensor]:
-    """Batches of windows: text and random tokens, half and half."""
-    rows = max(2, options.batch_tokens // options.length)
-    length = options.length
-    with_text = len(text) > length
-    while True:
-        random = torch.randint(model.vocab_size, (rows, length), generator=generator)
-        if with_text:
-            starts = torch.randint(len(text) - length, (rows // 2, 1), generator=generator)
-            random[: rows // 2] = text[starts + torch.arange(length)]
-        yield random
+def _batch(model: LanguageModel, text: Tensor, options: LensOptions, step: int) -> tuple[Tensor, Tensor]:
+    """Windows (half text, half random tokens) and prompts of one token, of one step.
+
+    The first position is one in ``length`` of a window's tokens and as hard to name as the others together,
+    hence the prompts of one token.
+    """
+    generator = torch.Generator().manual_seed(options.seed * 1_000_003 + step + 1)
+    rows, length = max(2, options.batch_tokens // options.length), options.length
+    windows = torch.randint(model.vocab_size, (rows, length), generator=generator)
+    if len(text) > length:
+        starts = torch.randint(len(text) - length, (rows // 2, 1), generator=generator)
+        windows[: rows // 2] = text[starts + torch.arange(length)]
+    singles = torch.randint(model.vocab_size, (max(1, options.batch_tokens // 4), 1), generator=generator)
+    return windows, singles
 
 
-def _singles(model: LanguageModel, options: LensOptions, generator: torch.Generator) -> Tensor:
-    """Prompts of one token: the first position is one in ``length`` otherwise, and as hard to name."""
-    return torch.randint(model.vocab_size, (options.batch_tokens // 4, 1), generator=generator)
+def _optimiser(lens: Lens, options: LensOptions) -> torch.optim.AdamW:
+    decayed = [p for p in lens.parameters() if p.ndim > 1]
+    plain = [p for p in lens.parameters() if p.ndim == 1]
+    groups = [
+        {"params": decayed, "weight_decay": options.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.98))
 
 
 @torch.no_grad()
-def _standardise(lens: Lens, model: LanguageModel, layer: Layer, ids: Tensor, singles: Tensor) -> None:
+def _standardise(lens: Lens, model: LanguageModel, layer: Layer, windows: Tensor, singles: Tensor) -> None:
     """Centre and scale of first positions and of all others."""
     first = model.states(singles, (layer,))[layer][:, 0].double()
-    others = model.states(ids, (layer,))[layer][:, 1:].flatten(0, 1).double()
+    others = model.states(windows, (layer,))[layer][:, 1:].flatten(0, 1).double()
     for row, sample in enumerate((first, others)):
         lens.mean[row] = sample.mean(dim=0).float()
         lens.scale[row] = sample.std(dim=0).clamp_min(1e-6 * sample.std()).float()

@@ -1,0 +1,93 @@
+"""``preimage lens``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from preimage.cli.arguments import Device, Dtype, Json, Model, Seed
+from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
+from preimage.schema import SCHEMA
+
+app = typer.Typer(help="Train, list and describe lenses.", no_args_is_help=True)
+
+
+@app.command("train")
+def train(
+    layer: Annotated[str, typer.Option(help="The layer the lens is for.")],
+    model: Model = "smollm2",
+    prompts: Annotated[
+        str, typer.Option(help="default, random (no text at all), or a source of your own text.")
+    ] = "default",
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 1200,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens a step.")] = 6144,
+    rank: Annotated[int, typer.Option(help="Width of queries and keys.")] = 512,
+    hidden: Annotated[int, typer.Option(help="Width of the hidden layer.")] = 2304,
+    out: Annotated[Path | None, typer.Option(help="File to write; default: the user's cache.")] = None,
+    seed: Seed = 0,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Train a lens for a layer; an interrupted training continues when it is run again."""
+    import preimage
+    from preimage.inversion.lens_files import default_path, save_lens
+    from preimage.inversion.lens_training import (
+        LensOptions,
+        held_out,
+        train_lens,
+        training_text,
+    )  # fmt: skip
+    from preimage.layers import parse_layer
+
+    options = LensOptions(steps=steps, batch_tokens=batch_tokens, rank=rank, hidden=hidden, seed=seed)
+    loaded = preimage.load(model, dtype=dtype, device=device)
+    at = parse_layer(layer, loaded.n_layers)
+    path = out or default_path(loaded, at)
+    checkpoint = path.with_name(path.name + ".checkpoint")
+    with progress_bar() as progress:
+        text = training_text(loaded, prompts)
+        lens = train_lens(loaded, at, text, options, checkpoint=checkpoint, progress=progress)
+    ranks = held_out(loaded, at, lens)
+    save_lens(lens, path, layer=at, model=loaded, training=options.to_dict() | {"text": prompts}, ranks=ranks)
+    checkpoint.unlink(missing_ok=True)
+    document: dict[str, Any] = {"path": str(path), "layer": at, "held_out": ranks}
+    if json:
+        print_json({"schema": SCHEMA, "command": "lens train", **document})
+    else:
+        print_lines(f"lens for layer {at} in {path}", *(f"  {kind}: {row}" for kind, row in ranks.items()))
+
+
+@app.command("list")
+def list_(json: Json = False) -> None:
+    """The lenses that come with preimage and those in the user's cache."""
+    from preimage.inversion.lens_files import known_lenses
+
+    found = known_lenses()
+    if json:
+        lenses = [
+            {"path": str(i.path), "layer": i.layer, "model": i.model, "weight_hash": i.weight_hash}
+            for i in found
+        ]
+        print_json({"schema": SCHEMA, "command": "lens list", "lenses": lenses})
+        return
+    rows = [[i.model, str(i.layer), i.weight_hash[:12], str(i.path)] for i in found]
+    print_table("Lenses", ["model", "layer", "weights", "file"], rows)
+
+
+@app.command("info")
+def info(path: Annotated[Path, typer.Argument(help="A lens file.")], json: Json = False) -> None:
+    """What a lens was trained on and how well it ranks held-out tokens."""
+    from preimage.inversion.lens_files import read_info
+
+    lens = read_info(path)
+    about = {
+        "path": str(lens.path), "layer": lens.layer, "model": lens.model, "weight_hash": lens.weight_hash,
+        "shape": lens.shape.to_dict(), "training": lens.training, "held_out": lens.ranks,
+    }  # fmt: skip
+    if json:
+        print_json({"schema": SCHEMA, "command": "lens info", **about})
+    else:
+        print_lines(*(f"{key}: {value}" for key, value in about.items()))
