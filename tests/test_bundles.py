@@ -365,7 +365,7 @@ def test_large_captures_live_in_a_folder_that_goes_with_the_states(
 
 WRITERS: dict[str, Callable[[Path], object]] = {
     "save": lambda out: preimage.capture(tiny("llama"), PROMPTS, LAYERS).save(out),
-    "stream": lambda out: preimage.capture(tiny("llama"), PROMPTS, LAYERS, out=out),
+    "stream": lambda out: preimage.capture(tiny("llama"), PROMPTS[::-1], LAYERS, out=out),
 }
 
 
@@ -861,3 +861,14 @@ print((peak() - before) / 1024)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 40  # MiB; the files themselves are up to half a megabyte
+
+
+def test_a_finished_capture_is_not_made_again(tmp_path: Path) -> None:
+    model, ids = tiny("llama"), [random_ids(4), random_ids(6, seed=1)]
+    first = preimage.capture(model, ids, layers=[1], out=tmp_path / "bundle")
+    before = model.forward_tokens
+    again = preimage.capture(model, ids, layers=[1], out=tmp_path / "bundle")
+    assert model.forward_tokens == before
+    assert torch.equal(again.at(1, 1), first.at(1, 1))
+    with pytest.raises(BundleError, match="already holds a bundle"):
+        preimage.capture(model, ids, layers=[2], out=tmp_path / "bundle")

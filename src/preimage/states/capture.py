@@ -20,7 +20,7 @@ from preimage.manifest import MANIFEST, TENSORS
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet, encode
-from preimage.states.bundle import PLAN, finish_bundle, manifest_of, prepare_folder, unwritable
+from preimage.states.bundle import PLAN, finish_bundle, manifest_of, open_states, prepare_folder, unwritable
 from preimage.states.layout import Layout, Positions, group_by_length, tensor_name
 from preimage.states.noise import noise_floor
 from preimage.states.states import MemoryStore, States
@@ -133,6 +133,9 @@ def _capture_to_disk(
     progress: Progress,
 ) -> States:
     """Stream into a bundle; ``capture.json`` counts the prompts whose states are safely on disk."""
+    finished = _finished(folder, states)
+    if finished is not None:
+        return finished
     try:
         _fill(model, states, folder, batch_tokens, progress)
         finish_bundle(folder, manifest_of(states, withhold_ids=withhold_ids))
@@ -141,6 +144,15 @@ def _capture_to_disk(
         raise unwritable(folder, error) from error
     states.store = TensorFileReader(folder / TENSORS)
     return states
+
+
+def _finished(folder: Path, states: States) -> States | None:
+    """The bundle in the folder, if it is the very one asked for; its ids must be in it to know that."""
+    if not (folder / MANIFEST).exists():
+        return None
+    there = open_states(folder)
+    same = there.model is not None and there.token_ids is not None and _plan(there) == _plan(states)
+    return there if same else None
 
 
 def _fill(model: LanguageModel, states: States, folder: Path, batch_tokens: int, progress: Progress) -> None:
