@@ -41,8 +41,12 @@ def train(
         training_text,
     )  # fmt: skip
     from preimage.layers import parse_layer
+    from preimage.models import read_preview
 
     options = LensOptions(steps=steps, batch_tokens=batch_tokens, rank=rank, hidden=hidden, seed=seed)
+    known = read_preview(model)
+    if known is not None:  # refuse a wrong layer before the weights are read
+        parse_layer(layer, known.n_layers)
     loaded = preimage.load(model, dtype=dtype, device=device)
     at = parse_layer(layer, loaded.n_layers)
     path = out or default_path(loaded, at)
