@@ -293,6 +293,57 @@ def test_bench_capture(document: Any, run: Run, model: str) -> None:
     assert found["error"]["code"] == "bad_option"
 
 
+def test_bench_inversion(document: Any, run: Run, model: str) -> None:
+    given = [
+        "bench",
+        "inversion",
+        "--model",
+        model,
+        "--layers",
+        "1",
+        "--prose",
+        0,
+        "--code",
+        0,
+        "--random",
+        2,
+    ]
+    given += ["--length", 6, "--sipit-prompts", 1, "--sipit-length", 3]
+    code, found = document(*given)
+    assert code == 0
+    row = found["layers"]["1"]
+    assert (row["exact"], row["prompts"]) == (2, 2)
+    assert row["ratio_to_forward"] > 0
+    assert row["speedup_over_sipit"] == row["seconds_a_token"]["published"] / row["seconds_a_token"]["fast"]
+    code, out, _ = run(*given)
+    assert code == 0
+    assert out.startswith("layer 1: 2 of 2 exact")
+
+
+def test_lens(document: Any, run: Run, model: str, tmp_path: Path) -> None:
+    given = ["lens", "train", "--model", model, "--layer", 1, "--prompts", "random", "--steps", 3]
+    given += ["--batch-tokens", 64, "--rank", 4, "--hidden", 8]
+    code, found = document(*given, "--out", tmp_path / "lens.safetensors")
+    assert code == 0
+    assert found["layer"] == 1
+    assert 0 <= found["held_out"]["random"]["rank0"] <= 1
+    assert [path.name for path in tmp_path.iterdir()] == ["lens.safetensors"]  # no checkpoint is left
+    code, about = document("lens", "info", tmp_path / "lens.safetensors")
+    assert (code, about["training"]["steps"], about["held_out"]) == (0, 3, found["held_out"])
+    code, _ = document(*given)
+    assert code == 0
+    code, listed = document("lens", "list")
+    assert about["weight_hash"] in [lens["weight_hash"] for lens in listed["lenses"]]
+    code, found = document("lens", "info", tmp_path / "nowhere")
+    assert (code, found["error"]["code"]) == (2, "bad_model")
+    code, found = document("lens", "train", "--model", model, "--layer", 99)
+    assert (code, found["error"]["code"]) == (2, "bad_layer")
+    for argv in (["lens", "list"], ["lens", "info", tmp_path / "lens.safetensors"]):
+        code, out, _ = run(*argv)
+        assert code == 0
+        assert "layer" in out
+
+
 def test_demo_without_its_model(document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PREIMAGE_CACHE", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
