@@ -51,3 +51,14 @@ def test_another_process_sees_only_bundle_and_model(smollm2: LanguageModel, tmp_
     command = [sys.executable, "-c", script, bundle]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "Ada"
+
+
+def test_tokens_that_are_no_text_and_bos_are_recovered_by_id(smollm2: LanguageModel) -> None:  # I2
+    pieces = [i for i in range(0, smollm2.vocab_size, 7) if "\ufffd" in (smollm2.decode([i]) or "")]
+    assert len(pieces) >= 5
+    bos = smollm2.tokenizer.bos_token_id
+    prompts = [pieces[:5], [bos, *pieces[-3:]], [bos], [pieces[0]], [bos, bos, 7000, 7000]]
+    states = preimage.capture(smollm2, prompts, layers=15)
+    for ids, found in zip(prompts, preimage.invert(smollm2, states), strict=True):
+        assert (found.status, found.token_ids) == ("recovered", tuple(ids))
+    assert "\ufffd" in smollm2.decode(pieces[:5])  # the text alone would not have been enough
