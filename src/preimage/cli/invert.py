@@ -21,7 +21,7 @@ from preimage.cli.arguments import (
     Texts,
 )  # fmt: skip
 from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
-from preimage.errors import OptionError, StatesError
+from preimage.errors import BundleError, OptionError, StatesError
 from preimage.manifest import read_manifest
 from preimage.schema import SCHEMA
 
@@ -72,6 +72,8 @@ def invert(
         model = model or (states.model["name"] if states.model else None)
     name = model or "smollm2"
     _check_early(name, choice, layer, states)
+    if states is not None and not any_model:
+        _check_checkpoint(name, states)
     loaded = preimage.load(name, dtype=dtype, device=device)
     if states is None:
         states = preimage.capture(
@@ -88,6 +90,22 @@ def invert(
     else:
         _show(found)
     return DONE if all(result.status == "recovered" for result in found) else NOT_RECOVERED
+
+
+def _check_checkpoint(name: str, states: States) -> None:
+    """Refuse another model's files before they are loaded; what passes is checked again by its weights."""
+    from preimage.models import locate
+    from preimage.models.checkpoints import checkpoint_hash
+
+    made_by = states.model or {}
+    theirs = made_by.get("checkpoint")
+    ours = checkpoint_hash(locate(name)[0]) if theirs else None
+    if theirs and ours and theirs != ours:
+        raise BundleError(
+            f"These states were made by {made_by['name']} (checkpoint {theirs[:12]}), not by {name} "
+            f"(checkpoint {ours[:12]}).",
+            "Use the model that made them, or --any-model to try this one.",
+        )
 
 
 def _check_early(name: str, choice: PromptChoice, layer: str | None, states: States | None) -> None:

@@ -23,6 +23,7 @@ class ModelIdentity:
     n_layers: int
     d_model: int
     vocab_size: int
+    checkpoint: str | None = None  # hash of the files it came from, to know a wrong one before loading it
 
     def to_dict(self) -> dict[str, Any]:
         """Plain json types."""

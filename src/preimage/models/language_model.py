@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from preimage.layers import Layer
 from preimage.models.anatomy import Anatomy, block_input, block_output, discover
+from preimage.models.checkpoints import checkpoint_hash
 from preimage.models.identity import ModelIdentity, weight_hash
 from preimage.models.prefix import Prefix
 
@@ -28,11 +30,20 @@ class LanguageModel:
     is touched.
     """
 
-    def __init__(self, module: nn.Module, tokenizer: Any, *, name: str, revision: str | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        tokenizer: Any,
+        *,
+        name: str,
+        revision: str | None = None,
+        folder: Path | None = None,
+    ) -> None:
         self.module = module.eval()  # dropout would make every pass another map
         self.tokenizer = tokenizer
         self.name = name
         self.revision = revision
+        self._folder = folder
         self.anatomy: Anatomy = discover(module)
         self.forward_tokens = 0  # token positions run so far, for whoever counts cost
 
@@ -86,6 +97,7 @@ class LanguageModel:
             n_layers=self.n_layers,
             d_model=self.d_model,
             vocab_size=self.vocab_size,
+            checkpoint=None if self._folder is None else checkpoint_hash(self._folder),
         )
 
     def embed(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d_embedding"]:

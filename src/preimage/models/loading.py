@@ -44,7 +44,7 @@ def load(
     reader = _from_gguf if path.is_file() else _from_folder
     module, found = reader(path, torch_dtype)
     module = module.requires_grad_(False).to(target)
-    return LanguageModel(module, tokenizer or found, name=name, revision=revision)
+    return LanguageModel(module, tokenizer or found, name=name, revision=revision, folder=path)
 
 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
