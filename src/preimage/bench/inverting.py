@@ -30,6 +30,7 @@ def bench_inversion(
     sipit_prompts: int = 0,
     sipit_length: int = 20,
     sipit_seconds: float = 300.0,
+    proposers: str | None = None,
     seed: int = 0,
     progress: Progress = silent,
 ) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def bench_inversion(
     table: dict[str, Any] = {}
     for done, layer in enumerate(chosen):
         progress(done, len(chosen), f"layers, now {layer}")
-        table[str(layer)] = _layer(model, layer, prompts)
+        table[str(layer)] = _layer(model, layer, prompts, proposers)
         if sipit_prompts:
             slow = [ids[:sipit_length] for ids in prompts[:sipit_prompts]]
             table[str(layer)] |= _against_sipit(model, layer, slow, sipit_seconds)
@@ -69,15 +70,18 @@ def _prompts(model: LanguageModel, counts: dict[str, int], length: int, seed: in
     return found
 
 
-def _layer(model: LanguageModel, layer: Layer, prompts: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+def _layer(
+    model: LanguageModel, layer: Layer, prompts: Sequence[tuple[int, ...]], proposers: str | None
+) -> dict[str, Any]:
     states = capture(model, prompts, [layer])
     singles = [States.from_tensor(states.at(i, layer), layer) for i in range(len(prompts))]
-    setup = seconds(lambda: invert(model, singles[0], layer), model.device)  # loads or builds the proposer
+    fast = partial(invert, model, layer=layer, proposers=proposers)
+    setup = seconds(lambda: fast(singles[0]), model.device)  # loads or builds the proposer
     rows: list[dict[str, Any]] = []
     for ids, single in zip(prompts, singles, strict=True):
         forward = partial(plain_forward, model, [ids])
         before = [seconds(forward, model.device) for _ in range(_FORWARDS)]
-        (found,) = invert(model, single, layer)
+        (found,) = fast(single)
         rows.append(
             {
                 "ratio": found.seconds / statistics.median(before),
@@ -85,6 +89,8 @@ def _layer(model: LanguageModel, layer: Layer, prompts: Sequence[tuple[int, ...]
                 "forward_seconds": statistics.median(before),
                 "forward_tokens": found.forward_tokens,
                 "tests": found.tests,
+                "proposer": found.proposer,
+                "misses": sum(position.tests > 1 for position in found.positions),
                 "status": found.status,
                 "exact": found.token_ids == tuple(ids) or tuple(ids) in found.alternatives,
             }
@@ -95,6 +101,8 @@ def _layer(model: LanguageModel, layer: Layer, prompts: Sequence[tuple[int, ...]
         "exact": sum(row["exact"] for row in rows),
         "recovered": sum(row["status"] == "recovered" for row in rows),
         "prompts": len(rows),
+        "proposer": rows[0]["proposer"],
+        "misses": sum(row["misses"] for row in rows),
         "setup_seconds": setup,
         "forward_tokens_a_token": statistics.median(r["forward_tokens"] for r in rows) / len(prompts[0]),
         "rows": rows,

@@ -64,6 +64,9 @@ def inversion(
     sipit_prompts: Annotated[int, typer.Option(help="Prompts also inverted by SIPIT; slow.")] = 1,
     sipit_length: Annotated[int, typer.Option(help="Tokens of those prompts.")] = 20,
     sipit_seconds: Annotated[float, typer.Option(help="Time limit of each SIPIT run.")] = 120.0,
+    proposers: Annotated[
+        str | None, typer.Option(help="Of lens, codebook, prior, gradient; default: the best there is.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the choice of prompts.")] = 0,
     dtype: Dtype = "float32",
     device: Device = "auto",
@@ -78,6 +81,7 @@ def inversion(
         result = bench_inversion(
             loaded, layers, prose=prose, code=code, random=random, length=length,
             sipit_prompts=sipit_prompts, sipit_length=sipit_length, sipit_seconds=sipit_seconds,
+            proposers=proposers,
             seed=seed, progress=progress,
         )  # fmt: skip
     if json:

@@ -1,48 +1,58 @@
-"""Exact inversion in rounds: propose every position, verify in one pass, repair the first mismatch.
+"""Exact inversion in passes: propose every position, verify in one pass, repair the first mismatch, go on.
 
-Each round is one plain pass over whole prompts. What it verifies from the left is settled; at the first
-mismatch the next candidates are tried, each in a row of its own with the rest of the proposal behind it, so
-that a right guess verifies the rest in the same pass. Where these fail too, the position is searched on a
-cached prefix, in the proposer's order, up to the whole vocabulary. The round that verifies the last position
-is at the same time the check of the whole sequence.
+What a pass verifies from the left is settled. On a GPU many prompts share a pass, and at a mismatch the next
+candidates are tried in whole rows, so that a right guess verifies the rest at once. On a CPU prompts go one
+by one, and the mismatch is repaired by a batch of single tokens on the keys and values the pass left behind.
+In both, candidates follow the proposer's order, in growing batches up to the whole vocabulary, and the last
+pass runs over the whole prompt and verifies every position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from preimage.distances import norms, row_distances
 from preimage.inversion.budget import Budget, BudgetSpentError
-from preimage.inversion.proposers import Keys, Proposer
+from preimage.inversion.policies import Policy, RankedPolicy
+from preimage.inversion.proposers import Proposer
+from preimage.inversion.readings import Reading
 from preimage.inversion.search import Fit, Frame, Outcome, Search
 from preimage.inversion.twins import Rivals
 from preimage.inversion.verifier import Verifier
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, Prefix
 from preimage.results import Position
 
-# Candidates tried at a mismatch in whole rows, round after round, before the position is searched. A row
-# costs a CPU as much as the prompt did; a GPU has room for many, and waits longer for each search.
-_LADDER = {"cpu": (2,), "cuda": (2, 16, 64)}
+_LADDER = (2, 16, 64)  # candidates tried in whole rows on a GPU, round after round, before a cached prefix
+_FIRST_BATCH = {"cpu": 8, "cuda": 512}  # candidates tried first on a cached prefix
 _BATCH_TOKENS = 16384  # tokens of one pass
+_WHOLE_REPAIRS = 1  # a prompt with more repairs than this is run from its first mismatch on, and whole at last
+
+# From the prefix, the observed state and the proposer's policy to the policy of a repair.
+RepairPolicy: TypeAlias = Callable[[Prefix, Tensor, Policy], Policy]
 
 
 @dataclass
 class Job:
     """One prompt on its way."""
 
+    index: int
     observed: Float[Tensor, "position d_model"]
-    tolerances: Float[Tensor, " position"]
-    queries: Float[Tensor, "position rank"]
+    tolerances: list[float]
     ids: Int[Tensor, " position"]  # the proposal; its first ``verified`` tokens are settled
     budget: Budget
+    prefix: Prefix
     verified: int = 0
     refused: dict[int, dict[int, float]] = field(default_factory=dict)  # position -> token -> distance
     distances: list[float] = field(default_factory=list)
+    repairs: int = 0
     stage: int = 0  # rounds spent on the first mismatch
     outcome: Outcome | None = None
 
@@ -51,176 +61,205 @@ class Job:
 
 
 class FastInverter:
-    """Inverts prompts of equal length together."""
+    """Inverts prompts together; ``repair`` may put other candidates among the proposer's."""
 
-    def __init__(self, model: LanguageModel, verifier: Verifier, proposer: Proposer) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        verifier: Verifier,
+        proposer: Proposer,
+        repair: RepairPolicy = lambda prefix, observed, ranked: ranked,
+    ) -> None:
         self._model = model
         self._verifier = verifier
         self._proposer = proposer
+        self._repair_policy = repair
         self._rivals = Rivals(model)
-        self._ladder = _LADDER.get(model.device.type, _LADDER["cpu"])
 
     def run(
-        self, observed: Float[Tensor, "prompt position d_model"], budgets: Sequence[Budget]
+        self, observed: Sequence[Float[Tensor, "position d_model"]], budgets: Sequence[Budget]
     ) -> list[Outcome]:
-        """One outcome a prompt."""
+        """One outcome a prompt; prompts may differ in length."""
         with torch.inference_mode():
-            jobs = self._propose(observed, budgets)
-            while True:
-                variants = {}
-                for index, job in enumerate(jobs):
-                    if job.outcome is None and (rows := self._advance(job)):
-                        variants[index] = rows
-                if not variants:
-                    break
-                self._round(jobs, variants)
+            lengths = torch.tensor([len(states) for states in observed], device=self._model.device)
+            padded = pad_sequence(list(observed), batch_first=True).to(self._model.device)
+            valid = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
+            reading = self._proposer.read(padded, valid)
+            jobs = self._jobs(padded, reading, lengths.tolist(), budgets)
+            if self._model.device.type == "cpu":
+                for job in jobs:
+                    self._run_alone(job, reading)
+            else:
+                self._run_together(jobs, padded, reading)
         return [job.outcome for job in jobs]  # type: ignore[misc]  # every job has ended
 
-    def _propose(self, observed: Tensor, budgets: Sequence[Budget]) -> list[Job]:
-        observed = observed.to(self._model.device)
-        queries = self._proposer.queries(observed)
-        first = self._proposer.keys(0).best(queries[:, 0])[:, None]
-        rest = self._proposer.keys(1).best(queries[:, 1:].flatten(0, 1)).view(len(observed), -1)
-        ids = torch.cat([first, rest], dim=1).cpu()
-        tolerances = (self._verifier.relative * norms(observed)).cpu()
+    def _jobs(
+        self, padded: Tensor, reading: Reading, lengths: list[int], budgets: Sequence[Budget]
+    ) -> list[Job]:
+        ids = reading.best().cpu()
+        tolerances = (self._verifier.relative * norms(padded)).tolist()
         return [
-            Job(observed[i], tolerances[i], queries[i], ids[i], budget) for i, budget in enumerate(budgets)
-        ]
+            Job(i, padded[i, :n], tolerances[i][:n], ids[i, :n], budget, self._model.prefix(self._verifier.layer))
+            for i, (n, budget) in enumerate(zip(lengths, budgets, strict=True))
+        ]  # fmt: skip
 
-    def _round(self, jobs: list[Job], variants: dict[int, list[Tensor]]) -> None:
-        """Run every variant of every open prompt and keep, for each prompt, the one that gets furthest."""
-        owners = [index for index, rows in variants.items() for _ in rows]
-        rows = torch.stack([row for rows in variants.values() for row in rows])
+    # One prompt, on the keys and values its passes leave behind.
+
+    def _run_alone(self, job: Job, reading: Reading) -> None:
+        whole = True
+        try:
+            while job.outcome is None:
+                job.budget.check()
+                self._pass(job, 0 if whole else job.verified)
+                if job.verified == len(job):
+                    if whole:
+                        self._conclude(job, reading)
+                    whole = True
+                elif self._repair(job, reading):
+                    whole = job.repairs <= _WHOLE_REPAIRS
+        except BudgetSpentError as spent:
+            self._stop(job, spent)
+
+    def _pass(self, job: Job, start: int) -> None:
+        """Run a prompt from a position on; what agrees from the left is settled."""
+        job.prefix.crop(start)
+        seen = self._verifier.observe(job.prefix.extend(job.ids[start:]))
+        job.distances = job.distances[:start] + row_distances(seen, job.observed[start:]).tolist()
+        before = job.verified
+        job.verified = self._note_refusal(job, job.ids, job.distances)
+        job.budget.tests += max(0, job.verified - before) + (job.verified < len(job))
+
+    # Many prompts in shared passes.
+
+    def _run_together(self, jobs: list[Job], padded: Tensor, reading: Reading) -> None:
+        rows = {job.index: [job.ids] for job in jobs}
+        while rows:
+            self._round(jobs, padded, rows)
+            following = {job.index: self._next(job, reading) for job in jobs if job.outcome is None}
+            rows = {index: some for index, some in following.items() if some}
+
+    def _round(self, jobs: list[Job], padded: Tensor, rows: dict[int, list[Tensor]]) -> None:
+        """Run every row of every open prompt and keep, for each prompt, the one that gets furthest."""
         layer = self._verifier.layer
-        found: dict[int, list[tuple[int, Tensor, Tensor]]] = {index: [] for index in variants}
-        size = max(1, _BATCH_TOKENS // rows.shape[1])
-        for start in range(0, len(rows), size):
-            part = rows[start : start + size]
-            seen = self._verifier.observe(self._model.states(part, (layer,))[layer])
-            targets = torch.stack([jobs[index].observed for index in owners[start : start + size]])
-            distances = row_distances(seen, targets).cpu()
-            for offset, index in enumerate(owners[start : start + size]):
-                reach = _agreeing(distances[offset], jobs[index].tolerances)
-                found[index].append((reach, part[offset], distances[offset]))
-        for index, rows_found in found.items():
-            self._settle(jobs[index], rows_found)
+        owners = [index for index, some in rows.items() for _ in some]
+        every = [row for some in rows.values() for row in some]
+        found: dict[int, list[tuple[int, Tensor, list[float]]]] = {index: [] for index in rows}
+        size = max(1, _BATCH_TOKENS // padded.shape[1])
+        for start in range(0, len(every), size):
+            part, mine = every[start : start + size], owners[start : start + size]
+            ids = pad_sequence(part, batch_first=True)
+            seen = self._verifier.observe(self._model.states(ids, (layer,))[layer])
+            distances = row_distances(seen, padded[mine, : ids.shape[1]]).tolist()
+            for row, index, away in zip(part, mine, distances, strict=True):
+                job = jobs[index]
+                reach = self._note_refusal(job, row, away)
+                job.budget.tests += max(0, reach - job.verified) + (reach < len(job))
+                found[index].append((reach, row, away[: len(job)]))
+        for index, some in found.items():
+            job = jobs[index]
+            reach, ids, away = max(some, key=lambda row: row[0])
+            if reach > job.verified or not job.distances:
+                job.ids, job.verified, job.distances, job.stage = ids, reach, away, 0
 
-    def _settle(self, job: Job, rows: list[tuple[int, Tensor, Tensor]]) -> None:
-        """Take over the row that agrees furthest; every row's first disagreement is a refused token."""
-        for reach, ids, distances in rows:
-            if reach < len(job):
-                job.refused.setdefault(reach, {})[int(ids[reach])] = float(distances[reach])
-            job.budget.tests += reach - job.verified + (reach < len(job))
-        reach, ids, distances = max(rows, key=lambda row: row[0])
-        if reach > job.verified or not job.distances:
-            job.ids, job.verified, job.distances, job.stage = ids, reach, distances.tolist(), 0
-        if job.verified == len(job):
-            fits = tuple(self._fit(job, position) for position in range(len(job)))
-            near = any(self._rivals.near(fit.position.token_id) for fit in fits)
-            job.outcome = self._with_near_twins(job, fits) if near else Outcome((fits,), fits, None, "")
-
-    def _advance(self, job: Job) -> list[Tensor]:
-        """What to try next at the first mismatch: a few candidates in whole rows, or a search."""
+    def _next(self, job: Job, reading: Reading) -> list[Tensor]:
+        """The rows to run next for a prompt; none when it has ended."""
         at = job.verified
+        if at == len(job):
+            self._conclude(job, reading)
+            return []
         try:
             job.budget.check()
-            refused = job.refused.get(at, {})
-            if not refused:  # nothing was run yet
-                return [job.ids]
-            if job.stage == len(self._ladder):
-                return self._search(job)
-            count = self._ladder[job.stage]
-            job.stage += 1
-            order = self._keys(at).order(job.queries[at])[: len(refused) + count].tolist()
-            fresh = [token for token in order if token not in refused]
-            return [_replaced(job.ids, at, token) for token in fresh[:count]]
+            if job.stage == len(_LADDER):
+                if len(job.prefix) < at:
+                    job.prefix.extend(job.ids[len(job.prefix) : at])
+                return [job.ids] if self._repair(job, reading) else []
         except BudgetSpentError as spent:
-            fits = tuple(self._fit(job, position) for position in range(at))
-            job.outcome = Outcome((), fits, None, f"Stopped at position {at}: {spent}.")
+            self._stop(job, spent)
             return []
+        count = _LADDER[job.stage]
+        job.stage += 1
+        refused = job.refused.get(at, {})
+        fresh = [t for t in reading.top(job.index, at, len(refused) + count) if t not in refused]
+        return [_replaced(job.ids, at, token) for token in fresh[:count]] or self._next(job, reading)
 
-    def _search(self, job: Job) -> list[Tensor]:
-        """Search one position on the cached prefix; the rest of the proposal goes on behind what fits."""
-        at = job.verified
-        search = self._search_of(job)
-        search.begin([Frame(self._fit(job, position)) for position in range(at)])
-        if not search.decide(at):
-            job.outcome = search.outcome(())
-            return []
-        chosen = search.frames[-1]
-        token = chosen.chosen.position.token_id
-        if chosen.others or token in job.refused[at]:
-            # several tokens fit, or a pass over the whole prompt refused this one: alternatives matter now
+    # What both share.
+
+    def _note_refusal(self, job: Job, ids: Tensor, distances: list[float]) -> int:
+        """How many positions agree, counted from the left; the token at the first that does not is refused."""
+        for position, tolerance in enumerate(job.tolerances):
+            if not distances[position] <= tolerance:
+                job.refused.setdefault(position, {})[int(ids[position])] = distances[position]
+                return position
+        return len(job)
+
+    def _repair(self, job: Job, reading: Reading) -> bool:
+        """Find the token of the first mismatch on the cached prefix; False where the prompt ends there."""
+        at, tolerance, prefix = job.verified, job.tolerances[job.verified], job.prefix
+        prefix.crop(at)
+        refused = job.refused.setdefault(at, {})
+        tested = torch.full((self._model.vocab_size,), math.inf, dtype=torch.float64)
+        tested[list(refused)] = torch.tensor(list(refused.values()), dtype=torch.float64)
+        first = _FIRST_BATCH.get(self._model.device.type, _FIRST_BATCH["cpu"])
+        ranked = RankedPolicy(reading.order(job.index, at), first, prefix.max_candidates)
+        policy = self._repair_policy(prefix, job.observed[at], ranked)
+        fits: list[int] = []
+        while not fits and len(ids := policy.propose(torch.isinf(tested))):
+            job.budget.check()
+            ids = ids[: job.budget.tests_left]
+            distances = self._verifier.distances(prefix, ids, job.observed[at])
+            tested[ids] = distances
+            job.budget.tests += len(ids)
+            refused.update((t, d) for t, d in zip(ids.tolist(), distances.tolist(), strict=True) if not d <= tolerance)
+            fits = ids[distances <= tolerance].tolist()
+        if len(fits) != 1:  # nothing fits, or several do: that is a matter of alternatives
+            search = self._search(job, reading)
+            search.begin([Frame(fit) for fit in self._fits(job, at)])
             job.outcome = search.run()
-            return []
-        return [_replaced(job.ids, at, token)]
+            return False
+        job.ids, job.stage = _replaced(job.ids, at, fits[0]), 0
+        job.repairs += 1
+        return True
 
-    def _search_of(self, job: Job) -> Search:
-        """A search behind the verified part of a prompt, in the proposer's order."""
-        prefix = self._model.prefix(self._verifier.layer)
-        if job.verified:
-            prefix.extend(job.ids[: job.verified])
-        return Search(
-            job.observed,
-            prefix,
-            self._verifier,
-            lambda position: RankedPolicy(self._keys(position), job.queries[position], prefix.max_candidates),
-            self._rivals,
-            job.budget,
-            job.refused,
-        )
-
-    def _with_near_twins(self, job: Job, fits: tuple[Fit, ...]) -> Outcome:
-        """Whether prompts that differ by tokens with almost the same embedding fit as well."""
-        search = self._search_of(job)
-        frames = []
-        for fit in fits:
-            near = self._rivals.near(fit.position.token_id)
-            others = [Fit(replace(fit.position, token_id=t), self._rivals.twins(t)) for t in near]
-            frames.append(Frame(fit, others))
+    def _conclude(self, job: Job, reading: Reading) -> None:
+        """Every position is verified; prompts with tokens of almost the same embedding may fit as well."""
+        fits = self._fits(job, len(job))
+        near = [self._rivals.near(fit.position.token_id) for fit in fits]
+        if not any(near):
+            job.outcome = Outcome((fits,), fits, None, "")
+            return
+        frames = [
+            Frame(fit, [Fit(replace(fit.position, token_id=t), self._rivals.twins(t)) for t in others])
+            for fit, others in zip(fits, near, strict=True)
+        ]
+        search = self._search(job, reading)
         search.begin(frames)
         complete: list[tuple[Fit, ...]] = []
         search.conclude(complete)
-        return search.outcome(tuple(complete))
+        job.outcome = search.outcome(tuple(complete))
 
-    def _keys(self, position: int) -> Keys:
-        return self._proposer.keys(position)
+    def _stop(self, job: Job, spent: BudgetSpentError) -> None:
+        at = min(job.verified, len(job.distances))
+        job.outcome = Outcome((), self._fits(job, at), None, f"Stopped at position {at}: {spent}.")
 
-    def _fit(self, job: Job, index: int) -> Fit:
-        token = int(job.ids[index])
-        position = Position(
-            index=index,
-            token_id=token,
-            distance=job.distances[index],
-            tolerance=float(job.tolerances[index]),
-            accepted=True,
-            runner_up_id=None,
-            runner_up_distance=None,
-            tests=1 + len(job.refused.get(index, ())),
+    def _search(self, job: Job, reading: Reading) -> Search:
+        """A search behind the verified part of a prompt, in the proposer's order."""
+
+        def policy(position: int) -> Policy:
+            return RankedPolicy(reading.order(job.index, position), 16, job.prefix.max_candidates)
+
+        return Search(
+            job.observed, job.prefix, self._verifier, policy, self._rivals, job.budget, job.refused
         )
-        return Fit(position, self._rivals.twins(token))
 
-
-class RankedPolicy:
-    """A proposer's order at one position, in growing batches."""
-
-    def __init__(self, keys: Keys, query: Float[Tensor, " rank"], largest: int) -> None:
-        self._order = keys.order(query).cpu()
-        self._largest = largest
-        self._size = 16
-
-    def propose(self, untested: Bool[Tensor, " vocabulary"]) -> Int[Tensor, " candidate"]:
-        """The most likely untested tokens."""
-        self._order = self._order[untested[self._order]]
-        batch = self._order[: min(self._size, self._largest)]
-        self._size *= 8
-        return batch
-
-
-def _agreeing(distances: Float[Tensor, " position"], tolerances: Float[Tensor, " position"]) -> int:
-    """How many positions agree, counted from the left."""
-    wrong = (~(distances <= tolerances)).nonzero()
-    return int(wrong[0]) if len(wrong) else len(distances)
+    def _fits(self, job: Job, count: int) -> tuple[Fit, ...]:
+        """The first positions, as they were verified."""
+        twins, refused = self._rivals.twins, job.refused
+        return tuple(
+            Fit(Position(i, token, distance, tolerance, True, None, None, 1 + len(refused.get(i, ()))), twins(token))
+            for i, (token, distance, tolerance) in enumerate(
+                zip(job.ids[:count].tolist(), job.distances, job.tolerances, strict=False)
+            )
+        )  # fmt: skip
 
 
 def _replaced(ids: Int[Tensor, " position"], at: int, token: int) -> Int[Tensor, " position"]:

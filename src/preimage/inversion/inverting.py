@@ -16,11 +16,18 @@ from torch import Tensor
 from preimage.errors import LayerError
 from preimage.execution import run_each
 from preimage.inversion.budget import Budget
-from preimage.inversion.fast import FastInverter, RankedPolicy
+from preimage.inversion.fast import FastInverter, RepairPolicy
 from preimage.inversion.last_only import invert_last
 from preimage.inversion.options import InvertOptions
-from preimage.inversion.policies import GradientPolicy, Policy, RandomPolicy
+from preimage.inversion.policies import (
+    GradientPolicy,
+    InterruptedPolicy,
+    Policy,
+    RandomPolicy,
+    RankedPolicy,
+)
 from preimage.inversion.proposers import Proposer, build_proposer
+from preimage.inversion.proving import prove
 from preimage.inversion.search import MAX_PROMPTS, Fit, Outcome, Search
 from preimage.inversion.twins import Rivals
 from preimage.inversion.uncached import UncachedPrefix
@@ -29,7 +36,7 @@ from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.results import Inversion, RunFolder, Status
-from preimage.states import States, calibration_prompts, noise_floor, storage_roundoff
+from preimage.states import States, noise_floor, storage_roundoff
 
 
 def invert(
@@ -62,11 +69,13 @@ def invert(
         states.finite_at(index, at)
     folder = None if out is None else _run_folder(Path(out), model, states, at, chosen)
 
-    proposer = _proposer(model, at) if chosen.method == "fast" and states.positions == "all" else None
-
     kept = {} if folder is None else {int(key): Inversion.from_dict(i) for key, i in folder.items.items()}
-    clear = proposer is not None and verifier.relative <= _CLEAR
-    engine = FastInverter(model, verifier, proposer) if clear and proposer is not None else None
+    open_ = [index for index in range(len(states)) if index not in kept]
+    fast = chosen.method == "fast" and states.positions == "all" and bool(open_)
+    proposer = _proposer(model, at, chosen.wanted) if fast else None
+    engine = None
+    if proposer is not None and verifier.relative <= _CLEAR:
+        engine = FastInverter(model, verifier, proposer, _repair_policy(model, verifier, chosen))
 
     def some(indices: tuple[int, ...]) -> None:
         found = (
@@ -75,11 +84,14 @@ def invert(
             else [_invert_one(model, states, indices[0], verifier, chosen, proposer)]
         )
         for index, result in zip(indices, found, strict=True):
+            if proposer is not None:
+                result = replace(result, proposer=proposer.name)
+            if chosen.prove and states.positions == "all":
+                result = prove(model, result, states.at(index, at), verifier, progress)
             if folder is not None:
                 folder.add(str(index), result.to_dict())
             kept[index] = result
 
-    open_ = [index for index in range(len(states)) if index not in kept]
     run_each(
         some, _batches(states, open_, engine is not None, model), progress, "batches of prompts inverted"
     )
@@ -90,15 +102,19 @@ def invert(
 
 
 def _batches(states: States, open_: list[int], together: bool, model: LanguageModel) -> list[tuple[int, ...]]:
-    """Which prompts go together: equally long ones where a GPU has room for many, else one by one."""
+    """Which prompts go together: many of about one length where a GPU has room for them, else one by one."""
     if not together or model.device.type == "cpu":
         return [(index,) for index in open_]
-    lengths, batches = states.lengths, []
-    for length in sorted({lengths[index] for index in open_}):
-        alike = [index for index in open_ if lengths[index] == length]
-        size = max(1, _BATCH_TOKENS // length)
-        batches += [tuple(alike[i : i + size]) for i in range(0, len(alike), size)]
-    return batches
+    batches: list[list[int]] = []
+    for index in sorted(open_, key=lambda index: states.lengths[index]):
+        length = states.lengths[index]
+        latest = batches[-1] if batches else []
+        alike = latest and length <= _PADDING * states.lengths[latest[0]]
+        if alike and (len(latest) + 1) * length <= _BATCH_TOKENS:
+            latest.append(index)
+        else:
+            batches.append([index])
+    return [tuple(batch) for batch in batches]
 
 
 def _run_folder(
@@ -138,16 +154,32 @@ def _verifier(model: LanguageModel, states: States, layer: Layer, options: Inver
 # Above it (half precision) others may fit as well, and every position is searched with its rivals.
 _CLEAR = 1e-3
 _BATCH_TOKENS = 2**16  # tokens inverted together on a GPU
-_proposers: weakref.WeakKeyDictionary[LanguageModel, dict[Layer, Proposer]]
+_PADDING = 1.25  # longest prompt of a batch over its shortest
+_GRADIENT = (3, 128)  # gradient proposals come after so many ranked batches, and are so many
+_proposers: weakref.WeakKeyDictionary[LanguageModel, dict[tuple[object, ...], Proposer]]
 _proposers = weakref.WeakKeyDictionary()
 
 
-def _proposer(model: LanguageModel, layer: Layer) -> Proposer:
+def _proposer(model: LanguageModel, layer: Layer, wanted: tuple[str, ...]) -> Proposer:
     """The proposer of a layer, built once for a model in memory."""
     known = _proposers.setdefault(model, {})
-    if layer not in known:
-        known[layer] = build_proposer(model, layer, calibration_prompts(model, count=32))
-    return known[layer]
+    reading = tuple(name for name in wanted if name != "gradient")
+    if (layer, reading) not in known:
+        known[layer, reading] = build_proposer(model, layer, reading)
+    return known[layer, reading]
+
+
+def _repair_policy(model: LanguageModel, verifier: Verifier, options: InvertOptions) -> RepairPolicy:
+    """The proposer's order, with SIPIT's gradient in it where that was asked for."""
+
+    def policy(prefix: Trial, observed: Tensor, ranked: Policy) -> Policy:
+        if "gradient" not in options.wanted:
+            return ranked
+        generator = torch.Generator().manual_seed(options.seed)
+        descent = GradientPolicy(model, prefix, observed, verifier.observe, options, generator)
+        return InterruptedPolicy(ranked, descent, *_GRADIENT)
+
+    return policy
 
 
 def _invert_one(
@@ -182,11 +214,11 @@ def _invert_together(
     options: InvertOptions,
     engine: FastInverter,
 ) -> list[Inversion]:
-    """Equally long prompts in shared passes; time and tokens are divided evenly between them."""
-    observed = torch.stack([states.at(index, verifier.layer) for index in indices])
+    """Prompts in shared passes; time and tokens are divided evenly between them."""
+    observed = [states.at(index, verifier.layer) for index in indices]
     run_before = model.forward_tokens
-    clock = _budget(model, observed.shape[1], options)
-    budgets = [_budget(model, observed.shape[1], options) for _ in indices]
+    budgets = [_budget(model, len(one), options) for one in observed]
+    clock = budgets[0]
     outcomes = engine.run(observed, budgets)
     ran, seconds = (model.forward_tokens - run_before) // len(indices), clock.seconds / len(indices)
     return [
@@ -208,11 +240,14 @@ def _search(
     if options.published_cost:
         prefix = UncachedPrefix(model, verifier.layer)
     generator = torch.Generator().manual_seed(options.seed + index)
-    queries = None if proposer is None else proposer.queries(observed[None].to(model.device))[0]
+    reading = None
+    if proposer is not None:
+        valid = torch.ones(1, len(observed), dtype=torch.bool, device=model.device)
+        reading = proposer.read(observed[None].to(model.device), valid)
 
     def policy(position: int) -> Policy:
-        if proposer is not None and queries is not None:
-            return RankedPolicy(proposer.keys(position), queries[position], prefix.max_candidates)
+        if reading is not None:
+            return RankedPolicy(reading.order(0, position), 16, prefix.max_candidates)
         if options.method == "brute-force":
             return RandomPolicy(model.vocab_size, prefix.max_candidates, generator)
         return GradientPolicy(model, prefix, observed[position], verifier.observe, options, generator)
@@ -243,6 +278,7 @@ def _result(
         text=model.decode(ids),
         layer=verifier.layer,
         method=options.method,
+        proposer="",
         seconds=seconds,
         forward_tokens=forward_tokens,
         tests=tests,

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from preimage.models import LanguageModel
@@ -20,6 +20,7 @@ from preimage.models import LanguageModel
 FEATURE_BLOCK = 2  # the block whose states, beside the embedding, describe a token
 _CONTEXT_TOKEN = 0
 _CHUNK = 1024
+_LARGEST = 8.0  # standardised coordinates beyond this are cut: a few massive ones say nothing of the token
 
 
 @dataclass(frozen=True)
@@ -38,20 +39,80 @@ class LensShape:
         return asdict(self)
 
 
-class Lens(nn.Module):
-    """Queries from states and keys from token features; their product, plus a bias, ranks the tokens."""
+class Standardise(nn.Module):
+    """States centred and scaled, by one set of statistics for attention sinks and one for all others.
+
+    The first position is an attention sink: its state is a hundred times longer than others and points
+    elsewhere. After it, other positions may become sinks too (a few in a thousand random tokens). They are
+    known by how far they lie along the line from ordinary states to first ones.
+    """
 
     mean: Tensor
     scale: Tensor
+    axis: Tensor
+    threshold: Tensor
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2, d_model))  # row 0: sinks
+        self.register_buffer("scale", torch.ones(2, d_model))
+        self.register_buffer("axis", torch.zeros(d_model))
+        self.register_buffer("threshold", torch.ones(()))
+
+    @torch.no_grad()
+    def fit(
+        self, windows: Float[Tensor, "prompt position d_model"], pairs: Float[Tensor, "pair two d_model"]
+    ) -> None:
+        """Statistics of long prompts and of prompts of two tokens."""
+        first, others = pairs[:, 0].double(), windows[:, 2:].flatten(0, 1).double()
+        centre = others.median(dim=0).values
+        line = first.median(dim=0).values - centre
+        axis = line / line.square().sum().clamp_min(1e-30)
+        usual = ((others - centre) @ axis).abs().sort().values
+        threshold = (3 * usual[int(0.99 * (len(usual) - 1))]).clamp(0.1, 0.75)
+        self.axis.copy_(axis)
+        self.mean[1] = centre
+        self.threshold.copy_(threshold)
+        sinks = torch.cat([first, pairs[:, 1].double()[self.sinks(pairs)[:, 1]]])
+        ordinary = others[~self.sinks(windows)[:, 2:].flatten()]
+        for row, sample in enumerate((sinks, ordinary)):
+            middle = sample.median(dim=0).values
+            spread = (sample - middle).abs().median(dim=0).values
+            self.mean[row] = middle
+            self.scale[row] = 1.5 * spread.clamp_min(1e-6 * spread.max()).clamp_min(1e-12)
+
+    def sinks(self, states: Float[Tensor, "prompt position d_model"]) -> Bool[Tensor, "prompt position"]:
+        """Which positions are attention sinks; the first always counts as one."""
+        found = (states.to(self.axis.dtype) - self.mean[1]) @ self.axis > self.threshold
+        found[:, :1] = True
+        return found
+
+    def forward(
+        self, states: Float[Tensor, "prompt position d_model"]
+    ) -> Float[Tensor, "prompt position d_model"]:
+        """Coordinates of ordinary size at every position."""
+        states = states.to(self.mean.dtype)
+        kind = (~self.sinks(states)).long()
+        return ((states - self.mean[kind]) / self.scale[kind]).clamp(-_LARGEST, _LARGEST)
+
+
+def window(
+    states: Float[Tensor, "prompt position d"], neighbours: int
+) -> Float[Tensor, "prompt position window"]:
+    """Each position's state beside those before and after it; zeros beyond the ends."""
+    padded = nn.functional.pad(states, (0, 0, neighbours, neighbours))
+    length = states.shape[1]
+    return torch.cat([padded[:, i : i + length] for i in range(2 * neighbours + 1)], dim=-1)
+
+
+class Lens(nn.Module):
+    """Queries from states and keys from token features; their product, plus a bias, ranks the tokens."""
 
     def __init__(self, shape: LensShape) -> None:
         super().__init__()
         self.shape = shape
         width = shape.d_model * (1 + 2 * shape.neighbours)
-        # The first position is an attention sink with a state unlike all others: it is centred and scaled
-        # by statistics of its own (row 0), every other position by theirs (row 1).
-        self.register_buffer("mean", torch.zeros(2, shape.d_model))
-        self.register_buffer("scale", torch.ones(2, shape.d_model))
+        self.standardise = Standardise(shape.d_model)
         self.enter = nn.LayerNorm(shape.d_model, elementwise_affine=False)
         self.linear = nn.Linear(width, shape.rank)
         self.up = nn.Linear(width, shape.hidden)
@@ -61,18 +122,14 @@ class Lens(nn.Module):
         self.bias = nn.Parameter(torch.zeros(shape.vocab_size))
 
     def queries(
-        self, states: Float[Tensor, "prompt position d_model"]
+        self,
+        states: Float[Tensor, "prompt position d_model"],
+        valid: Bool[Tensor, "prompt position"] | None = None,
     ) -> Float[Tensor, "prompt position rank"]:
-        """One query a position."""
-        states = states.to(self.bias.dtype)
-        first = (states[:, :1] - self.mean[0]) / self.scale[0]
-        others = (states[:, 1:] - self.mean[1]) / self.scale[1]
-        x = self.enter(torch.cat([first, others], dim=1))
-        reach = self.shape.neighbours
-        padded = nn.functional.pad(x, (0, 0, reach, reach))
-        length = states.shape[1]
-        window = torch.cat([padded[:, i : i + length] for i in range(2 * reach + 1)], dim=-1)
-        query: Tensor = self.leave(self.linear(window) + self.down(nn.functional.gelu(self.up(window))))
+        """One query a position; positions that are not valid are as good as not there."""
+        own = self.enter(self.standardise(states))
+        seen = window(own if valid is None else own * valid[..., None], self.shape.neighbours)
+        query: Tensor = self.leave(self.linear(seen) + self.down(nn.functional.gelu(self.up(seen))))
         return query
 
     def keys(self, features: Float[Tensor, "vocabulary d_features"]) -> Float[Tensor, "vocabulary rank"]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -127,11 +128,17 @@ def default_path(model: LanguageModel, layer: Layer) -> Path:
 
 
 def find_lens(model: LanguageModel, layer: Layer) -> LensInfo | None:
-    """The lens for these weights and this layer, if there is one."""
-    for info in known_lenses():
-        if info.weight_hash == model.identity.weight_hash and info.layer == layer:
-            return info
-    return None
+    """The lens for these weights and this layer, else for the nearest layer above it, if there is one.
+
+    States can be carried up to another layer exactly, by the model's own blocks; never down.
+    """
+    height = partial(_height, model)
+    mine = [info for info in known_lenses() if info.weight_hash == model.identity.weight_hash]
+    return min((i for i in mine if height(i.layer) >= height(layer)), key=lambda i: height(i.layer), default=None)
+
+
+def _height(model: LanguageModel, layer: Layer) -> int:
+    return model.n_layers + 1 if layer == "final" else layer
 
 
 def save_checkpoint(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptOptions, documents, gather
 
-_WEIGHTS = (0.9, 0.1)  # of windows and of prompts of one token in the loss
+_WEIGHTS = (0.9, 0.1)  # of windows and of prompts of two tokens in the loss
 _CHECKPOINT_STEPS = 100
 
 
@@ -69,26 +71,28 @@ def train_lens(
     )
     torch.manual_seed(options.seed)
     lens = Lens(shape).to(model.device)
-    _standardise(lens, model, layer, *_batch(model, text, options, step=-1))
+    windows, pairs = _batch(model, text, options, step=-1)
+    lens.standardise.fit(model.states(windows, (layer,))[layer], model.states(pairs, (layer,))[layer])
     optimiser = _optimiser(lens, options)
     plan = {"layer": layer, "model": model.identity.weight_hash, "options": options.to_dict()}
     start = 0 if checkpoint is None else load_checkpoint(checkpoint, lens, optimiser, plan)
-    for step in range(start, options.steps):
-        for group in optimiser.param_groups:
-            group["lr"] = options.learning_rate * _schedule(step, options.steps)
-        keys = lens.keys(features)
-        loss = torch.zeros((), device=model.device)
-        for ids, weight in zip(_batch(model, text, options, step), _WEIGHTS, strict=True):
-            states = model.states(ids, (layer,))[layer].clone()
-            scores = lens(states, keys).flatten(0, 1)
-            loss = loss + weight * nn.functional.cross_entropy(scores, ids.to(scores.device).flatten())
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(lens.parameters(), 1.0)
-        optimiser.step()
-        if checkpoint is not None and (step + 1) % _CHECKPOINT_STEPS == 0:
-            save_checkpoint(checkpoint, lens, optimiser, plan, step + 1)
-        progress(step + 1, options.steps, "lens steps")
+    with _quick_products():
+        for step in range(start, options.steps):
+            for group in optimiser.param_groups:
+                group["lr"] = options.learning_rate * _schedule(step, options.steps)
+            keys = lens.keys(features)
+            loss = torch.zeros((), device=model.device)
+            for ids, weight in zip(_batch(model, text, options, step), _WEIGHTS, strict=True):
+                states = model.states(ids, (layer,))[layer].clone()
+                scores = lens(states, keys).flatten(0, 1)
+                loss = loss + weight * nn.functional.cross_entropy(scores, ids.to(scores.device).flatten())
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(lens.parameters(), 1.0)
+            optimiser.step()
+            if checkpoint is not None and (step + 1) % _CHECKPOINT_STEPS == 0:
+                save_checkpoint(checkpoint, lens, optimiser, plan, step + 1)
+            progress(step + 1, options.steps, "lens steps")
     return lens.eval().requires_grad_(False)
 
 
@@ -149,6 +153,17 @@ def held_out_ranks(
     return torch.cat(ranks)
 
 
+@contextmanager
+def _quick_products() -> Iterator[None]:
+    """TF32 on a GPU while a lens is trained: what it proposes is verified in full precision anyway."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
 def _schedule(step: int, steps: int) -> float:
     warm = max(1, min(100, steps // 10))
     if step < warm:
@@ -157,10 +172,10 @@ def _schedule(step: int, steps: int) -> float:
 
 
 def _batch(model: LanguageModel, text: Tensor, options: LensOptions, step: int) -> tuple[Tensor, Tensor]:
-    """Windows (half text, half random tokens) and prompts of one token, of one step.
+    """Windows (half text, half random tokens) and prompts of two tokens, of one step.
 
-    The first position is one in ``length`` of a window's tokens and as hard to name as the others together,
-    hence the prompts of one token.
+    The first positions are few of a window's tokens and, as attention sinks, as hard to name as all others
+    together, hence the prompts of two tokens.
     """
     generator = torch.Generator().manual_seed(options.seed * 1_000_003 + step + 1)
     rows, length = max(2, options.batch_tokens // options.length), options.length
@@ -168,8 +183,8 @@ def _batch(model: LanguageModel, text: Tensor, options: LensOptions, step: int) 
     if len(text) > length:
         starts = torch.randint(len(text) - length, (rows // 2, 1), generator=generator)
         windows[: rows // 2] = text[starts + torch.arange(length)]
-    singles = torch.randint(model.vocab_size, (max(1, options.batch_tokens // 4), 1), generator=generator)
-    return windows, singles
+    pairs = torch.randint(model.vocab_size, (max(2, options.batch_tokens // 8), 2), generator=generator)
+    return windows, pairs
 
 
 def _optimiser(lens: Lens, options: LensOptions) -> torch.optim.AdamW:
@@ -180,13 +195,3 @@ def _optimiser(lens: Lens, options: LensOptions) -> torch.optim.AdamW:
         {"params": plain, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.98))
-
-
-@torch.no_grad()
-def _standardise(lens: Lens, model: LanguageModel, layer: Layer, windows: Tensor, singles: Tensor) -> None:
-    """Centre and scale of first positions and of all others."""
-    first = model.states(singles, (layer,))[layer][:, 0].double()
-    others = model.states(windows, (layer,))[layer][:, 1:].flatten(0, 1).double()
-    for row, sample in enumerate((first, others)):
-        lens.mean[row] = sample.mean(dim=0).float()
-        lens.scale[row] = sample.std(dim=0).clamp_min(1e-6 * sample.std()).float()

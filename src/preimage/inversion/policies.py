@@ -16,6 +16,7 @@ from preimage.inversion.verifier import Trial
 from preimage.models import LanguageModel
 from preimage.states import Observation
 
+_GROWTH = 8  # from one batch of ranked candidates to the next
 _LOOKAHEAD = 8  # gradient proposals verified in one batch; at most so many steps are made in vain
 
 
@@ -38,6 +39,39 @@ class RandomPolicy:
         """The next untested tokens of the random order."""
         self._order = self._order[untested[self._order]]
         return self._order[: self._batch]
+
+
+class RankedPolicy:
+    """A proposer's order at one position, in growing batches."""
+
+    def __init__(self, order: Int[Tensor, " vocabulary"], first: int, largest: int) -> None:
+        self._order = order.cpu()
+        self._size = first
+        self._largest = largest
+
+    def propose(self, untested: Bool[Tensor, " vocabulary"]) -> Int[Tensor, " candidate"]:
+        """The most likely untested tokens."""
+        self._order = self._order[untested[self._order]]
+        batch = self._order[: min(self._size, self._largest)]
+        self._size *= _GROWTH
+        return batch
+
+
+class InterruptedPolicy:
+    """One policy, interrupted once by so many proposals of another."""
+
+    def __init__(self, first: Policy, other: Policy, after: int, proposals: int) -> None:
+        self._first, self._other = first, other
+        self._after, self._proposals = after, proposals
+
+    def propose(self, untested: Bool[Tensor, " vocabulary"]) -> Int[Tensor, " candidate"]:
+        """The next proposals of whoever's turn it is."""
+        if self._after > 0 or self._proposals <= 0:
+            self._after -= 1
+            return self._first.propose(untested)
+        found = self._other.propose(untested)[: self._proposals]
+        self._proposals -= max(1, len(found))
+        return found
 
 
 class GradientPolicy:

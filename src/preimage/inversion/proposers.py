@@ -1,149 +1,229 @@
-"""Proposers: from observed states to a ranking of the vocabulary at every position, all at once.
+"""Proposers: from the states of a whole prompt to a ranking of the vocabulary at every position at once.
 
-A proposer is a set of keys, one for each token, and a way to turn states into queries; a token's score is
-query . key + bias. No prefix is needed, so every position is ranked in parallel. Nothing here decides.
+None of them knows the prefix and none decides anything. The lens is trained, the codebook is fitted in closed
+form, the prior is the model's own expectation of the next token.
 """
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from preimage.errors import OptionError
+from preimage.inversion.codebook import Codebook, sample
+from preimage.inversion.codebook_files import load_codebook, save_codebook
 from preimage.inversion.lens import Lens, token_features
 from preimage.inversion.lens_files import find_lens, read_lens
+from preimage.inversion.readings import Keys, Part, Reading
 from preimage.layers import Layer
 from preimage.models import LanguageModel
 
-_SCORES = 2**24  # scores held at once when the best token of many positions is looked for
-
-
-@dataclass(frozen=True)
-class Keys:
-    """What queries are scored against."""
-
-    keys: Float[Tensor, "vocabulary rank"]
-    bias: Float[Tensor, " vocabulary"]
-
-    def best(self, queries: Float[Tensor, "row rank"]) -> Int[Tensor, " row"]:
-        """The first choice for every query."""
-        rows = max(1, _SCORES // len(self.bias))
-        parts = [torch.addmm(self.bias, part, self.keys.T).argmax(dim=1) for part in queries.split(rows)]
-        return torch.cat(parts)
-
-    def order(self, query: Float[Tensor, " rank"]) -> Int[Tensor, " vocabulary"]:
-        """Every token, most likely first."""
-        return (self.keys @ query + self.bias).argsort(descending=True)
+_LIFT_TOKENS = 16384  # tokens carried on to another layer in one pass
 
 
 @runtime_checkable
 class Proposer(Protocol):
-    """Ranks the vocabulary at every position of every prompt."""
+    """Reads the states of prompts, padded to one length."""
 
     name: str
 
-    def queries(
-        self, observed: Float[Tensor, "prompt position d_model"]
-    ) -> Float[Tensor, "prompt position rank"]:
-        """One query a position."""
-
-    def keys(self, position: int) -> Keys:
-        """What the queries of a position are scored against."""
+    def read(
+        self,
+        observed: Float[Tensor, "prompt position d_model"],
+        valid: Bool[Tensor, "prompt position"],
+    ) -> Reading:
+        """The scores at every position; what stands at positions that are not valid means nothing."""
 
 
 class LensProposer:
-    """A trained lens."""
+    """A trained lens, of this layer or of one above it to which the states are carried first."""
 
-    def __init__(self, lens: Lens, features: Float[Tensor, "vocabulary d_features"]) -> None:
-        self.name = "lens"
-        self._lens = lens
+    def __init__(self, model: LanguageModel, layer: Layer, lens: Lens, at: Layer) -> None:
+        self.name = f"lens-{at}"
+        self._model, self._layer, self._lens, self._at = model, layer, lens, at
         with torch.inference_mode():
-            self._keys = Keys(lens.keys(features), lens.bias.detach())
+            self._keys = Keys(lens.keys(features_of(model)), lens.bias.detach())
 
-    def queries(
-        self, observed: Float[Tensor, "prompt position d_model"]
-    ) -> Float[Tensor, "prompt position rank"]:
-        """One query a position."""
+    def read(
+        self,
+        observed: Float[Tensor, "prompt position d_model"],
+        valid: Bool[Tensor, "prompt position"],
+    ) -> Reading:
+        """Queries from each position and its neighbours."""
         with torch.inference_mode():
-            return self._lens.queries(observed)
-
-    def keys(self, position: int) -> Keys:
-        """The same keys at every position."""
-        return self._keys
-
-
-_CONTEXT = 8  # tokens before the one whose state goes into the codebook
-_SAMPLES = 64  # prompts of text (or random tokens) that whiten it
+            states = _lift(self._model, observed, self._layer, self._at)
+            queries = self._lens.queries(states, valid)
+        return Reading((Part(queries.flatten(0, 1), (self._keys,)),), observed.shape[1])
 
 
 class CodebookProposer:
-    """No training: one state for every token, and distances whitened by how states of one token vary.
+    """A codebook fitted for this layer."""
 
-    The first position is looked up exactly, since nothing precedes it; other positions are compared with the
-    token's state behind a fixed random context. Costs two passes of the vocabulary through the blocks.
+    name = "codebook"
+
+    def __init__(self, model: LanguageModel, codebook: Codebook) -> None:
+        self._codebook = codebook
+        with torch.inference_mode():
+            self._books = codebook.keys(features_of(model))
+
+    def read(
+        self,
+        observed: Float[Tensor, "prompt position d_model"],
+        valid: Bool[Tensor, "prompt position"],
+    ) -> Reading:
+        """Nearest entries, after what the neighbours say of the context is taken out."""
+        with torch.inference_mode():
+            return Reading((self._codebook.part(observed, valid, self._books),), observed.shape[1])
+
+
+class SumProposer:
+    """Two proposers, their scores added."""
+
+    def __init__(self, first: Proposer, second: Proposer) -> None:
+        self.name = f"{first.name}+{second.name}"
+        self._both = first, second
+
+    def read(
+        self,
+        observed: Float[Tensor, "prompt position d_model"],
+        valid: Bool[Tensor, "prompt position"],
+    ) -> Reading:
+        """Both readings in one."""
+        parts = [part for proposer in self._both for part in proposer.read(observed, valid).parts]
+        return Reading(tuple(parts), observed.shape[1])
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """How much the prior counts, and from which mean log-probability of the first proposals on."""
+
+    weight: float
+    threshold: float
+
+
+class PriorProposer:
+    """The model's own next-token prediction, alone or on top of another proposer.
+
+    The observed states are carried on through the remaining blocks and the LM head. On top of another
+    proposer it counts only for prompts whose first proposals look like text to the model, so that prompts of
+    random tokens do not suffer.
     """
 
-    def __init__(self, model: LanguageModel, layer: Layer, sample: Int[Tensor, "prompt position"]) -> None:
-        self.name = "codebook"
-        generator = torch.Generator().manual_seed(0)
-        context = torch.randint(model.vocab_size, (_CONTEXT,), generator=generator)
+    def __init__(
+        self, model: LanguageModel, layer: Layer, base: Proposer | None, weighting: Weighting | None = None
+    ) -> None:
+        table = model.unembedding
+        if table is None:
+            raise OptionError(f"{model.name} has no LM head, so it has no prior.", "Leave the prior out.")
+        self.name = "prior" if base is None else f"{base.name}+prior"
+        self._model, self._layer, self._base = model, layer, base
+        self._keys = Keys(table.float(), torch.zeros(len(table), device=table.device))
+        self._weighting = weighting or (self._calibrate() if base is not None else Weighting(1.0, -torch.inf))
+
+    def read(
+        self,
+        observed: Float[Tensor, "prompt position d_model"],
+        valid: Bool[Tensor, "prompt position"],
+    ) -> Reading:
+        """Log-probabilities up to a constant a position; none at the first."""
         with torch.inference_mode():
-            first = _vocabulary_states(model, layer, context[:0])
-            others = _vocabulary_states(model, layer, context)
-            states = model.states(sample, (layer,))[layer]
-            spread = (states[:, 1:] - others[sample[:, 1:].to(others.device)]).flatten(0, 1)
-            self._first = _Whitened(first, first.std(dim=0).clamp_min(1e-12).reciprocal().diag())
-            self._others = _Whitened(others, _whitening(spread))
+            base = None if self._base is None else self._base.read(observed, valid)
+            return self._combine(base, self._expect(observed), valid, self._weighting)
 
-    def queries(
-        self, observed: Float[Tensor, "prompt position d_model"]
-    ) -> Float[Tensor, "prompt position rank"]:
-        """One query a position."""
-        first, others = self._first.apply(observed[:, :1]), self._others.apply(observed[:, 1:])
-        return torch.cat([first, others], dim=1)
+    def _expect(self, observed: Tensor) -> Tensor:
+        """The state before each position, as the LM head sees it."""
+        final = _lift(self._model, observed, self._layer, "final").float()
+        return torch.nn.functional.pad(final, (0, 0, 1, 0))[:, :-1]
 
-    def keys(self, position: int) -> Keys:
-        """The codebook of the first position, or of the others."""
-        return self._first.keys if position == 0 else self._others.keys
+    def _combine(
+        self, base: Reading | None, before: Tensor, valid: Tensor, weighting: Weighting
+    ) -> Reading:
+        length = before.shape[1]
+        if base is None:
+            return Reading((Part(before.flatten(0, 1), (self._keys,)),), length)
+        likely = self._likelihood(base, before, valid) > weighting.threshold
+        queries = before * (weighting.weight * likely[:, None, None])
+        return Reading((*base.parts, Part(queries.flatten(0, 1), (self._keys,))), length)
+
+    def _likelihood(self, base: Reading, before: Tensor, valid: Tensor) -> Float[Tensor, " prompt"]:
+        """The mean log-probability of the first proposals of each prompt, its first position left out."""
+        prior = Reading((Part(before.flatten(0, 1), (self._keys,)),), base.length)
+        ids = base.best().flatten()
+        found = [
+            prior.scores(rows).log_softmax(dim=1).gather(1, ids[rows, None])[:, 0] for rows in prior.slices()
+        ]
+        counted = valid.clone()
+        counted[:, 0] = False
+        total = (torch.cat(found).view(valid.shape) * counted).sum(dim=1)
+        return total / counted.sum(dim=1).clamp_min(1)
+
+    def _calibrate(self) -> Weighting:
+        """The threshold between text and random tokens, and the weight that misses least on text."""
+        assert self._base is not None
+        windows = sample(self._model, 64, seed=1).to(self._model.device)
+        valid = torch.ones_like(windows, dtype=torch.bool)
+        with torch.inference_mode():
+            states = self._model.states(windows, (self._layer,))[self._layer]
+            base, before = self._base.read(states, valid), self._expect(states)
+            likely = self._likelihood(base, before, valid)
+            text, random = likely[: len(likely) // 2].median(), likely[len(likely) // 2 :].median()
+            if self._model.tokenizer is None or text - random < 1.0:
+                return Weighting(0.0, torch.inf)
+            threshold = float(text + random) / 2
+
+            def misses(weight: float) -> int:
+                found = self._combine(base, before, valid, Weighting(weight, threshold)).best()
+                return int((found != windows)[:, 1:].sum())
+
+            return Weighting(min((0.0, 0.5, 1.0, 2.0, 4.0), key=misses), threshold)
 
 
-class _Whitened:
-    """Nearest neighbour after a linear map: -|W(h - c)|^2 / 2, written as query . key + bias."""
-
-    def __init__(self, codes: Tensor, map_: Tensor) -> None:
-        self._mean, self._map = codes.mean(dim=0), map_.float()
-        keys = self.apply(codes)
-        self.keys = Keys(keys, -0.5 * keys.square().sum(dim=1))
-
-    def apply(self, states: Tensor) -> Tensor:
-        mapped: Tensor = (states.to(self._map.device).float() - self._mean) @ self._map.T
-        return mapped
-
-
-def _vocabulary_states(model: LanguageModel, layer: Layer, context: Tensor) -> Tensor:
-    prefix = model.prefix(layer)
-    if len(context):
-        prefix.extend(context)
-    chunks = torch.arange(model.vocab_size).split(prefix.max_candidates)
-    return torch.cat([prefix.try_tokens(chunk).float() for chunk in chunks])
+def build_proposer(model: LanguageModel, layer: Layer, wanted: tuple[str, ...] = ()) -> Proposer:
+    """What was asked for; else the best there is: a lens, or the codebook with the prior on top."""
+    lens = find_lens(model, layer) if not wanted or "lens" in wanted else None
+    if "lens" in wanted and lens is None:
+        raise OptionError(
+            f"There is no lens for layer {layer} of {model.name} or a layer above it.",
+            "Train one with `preimage lens train`, or leave the lens out.",
+        )
+    reading: list[Proposer] = []
+    if lens is not None:
+        reading.append(LensProposer(model, layer, read_lens(lens.path, model), lens.layer))
+    if "codebook" in wanted or not (wanted or reading):
+        reading.append(CodebookProposer(model, _codebook(model, layer)))
+    base = None if not reading else reading[0] if len(reading) == 1 else SumProposer(*reading)
+    if base is None or "prior" in wanted or (not wanted and lens is None and model.unembedding is not None):
+        return PriorProposer(model, layer, base)
+    return base
 
 
-def _whitening(spread: Float[Tensor, "row d"]) -> Float[Tensor, "d d"]:
-    """W with W S W^T = I for the (shrunk) covariance S of how states of the same token differ."""
-    rows = spread.double()
-    covariance = rows.T @ rows / len(rows)
-    mean = covariance.diagonal().mean()
-    values, vectors = torch.linalg.eigh(0.95 * covariance + 0.05 * mean * torch.eye(len(covariance)).to(rows))
-    whitening: Tensor = (vectors * values.clamp_min(1e-12).rsqrt()).T.float()
-    return whitening
+def _codebook(model: LanguageModel, layer: Layer) -> Codebook:
+    """From the user's cache, or fitted now and put there."""
+    features = features_of(model)
+    codebook = Codebook(model.d_model, features.shape[1]).to(model.device)
+    if not load_codebook(codebook, model, layer):
+        codebook.fit(model, layer, features)
+        save_codebook(codebook, model, layer)
+    return codebook
 
 
-def build_proposer(model: LanguageModel, layer: Layer, sample: Int[Tensor, "prompt position"]) -> Proposer:
-    """The best proposer there is for a layer: a lens made for it, else the codebook."""
-    info = find_lens(model, layer)
-    if info is not None:
-        return LensProposer(read_lens(info.path, model), token_features(model))
-    return CodebookProposer(model, layer, sample)
+_features: weakref.WeakKeyDictionary[LanguageModel, Tensor] = weakref.WeakKeyDictionary()
+
+
+def features_of(model: LanguageModel) -> Float[Tensor, "vocabulary d_features"]:
+    """The token features, computed once for a model in memory."""
+    if model not in _features:
+        _features[model] = token_features(model).clone()
+    return _features[model]
+
+
+def _lift(model: LanguageModel, observed: Tensor, layer: Layer, to: Layer) -> Tensor:
+    if layer == to:
+        return observed
+    size = max(1, _LIFT_TOKENS // observed.shape[1])
+    return torch.cat([model.lift(part, layer, to) for part in observed.split(size)])

@@ -24,6 +24,7 @@ class Anatomy:
     blocks: tuple[nn.Module, ...]
     norm: nn.Module | None  # None where the backbone ends with its last block
     d_model: int
+    blocks_return_tuples: bool
 
 
 def discover(module: nn.Module) -> Anatomy:
@@ -72,10 +73,12 @@ def _find_blocks(module: nn.Module, count: int, name: str) -> tuple[nn.Module, t
 def _probe(backbone: nn.Module, embedding: nn.Module, blocks: tuple[nn.Module, ...], name: str) -> Anatomy:
     """Run two tokens and compare what the blocks saw with what the map says they see."""
     seen: list[tuple[int, Tensor, Tensor]] = []
+    kinds: set[bool] = set()
 
     def record(index: int) -> object:
         def hook(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
             seen.append((index, block_input(args, kwargs).clone(), block_output(output).clone()))
+            kinds.add(isinstance(output, tuple))
 
         return blocks[index].register_forward_hook(hook, with_kwargs=True)
 
@@ -94,7 +97,8 @@ def _probe(backbone: nn.Module, embedding: nn.Module, blocks: tuple[nn.Module, .
         if not torch.equal(output, following):
             raise _refusal(name, "a block is not fed by the one before it")
     top = seen[-1][2]
-    return Anatomy(backbone, embedding, blocks, _find_norm(backbone, top, last), top.shape[-1])
+    norm = _find_norm(backbone, top, last)
+    return Anatomy(backbone, embedding, blocks, norm, top.shape[-1], blocks_return_tuples=True in kinds)
 
 
 def _find_norm(backbone: nn.Module, top: Tensor, last: Tensor) -> nn.Module | None:

@@ -16,6 +16,7 @@ from preimage.layers import Layer
 from preimage.models.anatomy import Anatomy, block_input, block_output, discover
 from preimage.models.checkpoints import checkpoint_hash
 from preimage.models.identity import ModelIdentity, weight_hash
+from preimage.models.lifting import entering
 from preimage.models.prefix import Prefix
 
 
@@ -142,6 +143,26 @@ class LanguageModel:
         """F^l at every position of equally long prompts, without gradients."""
         with torch.inference_mode():
             return self.run(ids, layers=layers)
+
+    def lift(
+        self, states: Float[Tensor, "batch position d_model"], layer: Layer, to: Layer
+    ) -> Float[Tensor, "batch position d_model"]:
+        """The states at ``to`` of prompts whose states at ``layer``, not above it, are all known."""
+        if layer == to:
+            return states
+        empty = self.embedding_table[:1].expand(*states.shape[:2], -1)
+        with torch.inference_mode(), entering(self.anatomy, layer, states.to(empty)):
+            return self.run(embeddings=empty, layers=(to,))[to]
+
+    @property
+    def unembedding(self) -> Float[Tensor, "vocabulary d_model"] | None:
+        """The LM head's matrix, one row a vocabulary id; None where there is no such head."""
+        head = getattr(self.module, "get_output_embeddings", lambda: None)()
+        weight = getattr(head, "weight", None)
+        if weight is None or weight.shape[0] < self.vocab_size or weight.shape[1] != self.d_model:
+            return None
+        table: Tensor = weight.detach()[: self.vocab_size]
+        return table
 
     def prefix(self, layer: Layer) -> Prefix:
         """An empty prefix on which F^layer can be grown and tried."""

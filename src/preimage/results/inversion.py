@@ -26,6 +26,8 @@ class Position:
     runner_up_id: int | None  # nearest other token among those tested
     runner_up_distance: float | None
     tests: int
+    margin: float | None = None  # D: the state of the nearest other token of the whole vocabulary, if proved
+    tolerated_noise: float | None = None  # D / 2: a state moved by less is still nearest to its own token's
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Inversion:
     text: str | None
     layer: Layer
     method: str
+    proposer: str  # what ranked the tokens, e.g. lens-15 or codebook+prior; empty where nothing did
     seconds: float
     forward_tokens: int  # token positions run through the model, in all
     tests: int  # verifier tests; never more than positions x vocabulary

@@ -1,0 +1,45 @@
+"""Codebooks in the user's cache, so that each is fitted once for a model and layer."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from preimage.layers import Layer
+from preimage.models import LanguageModel, cache_folder
+
+if TYPE_CHECKING:
+    from preimage.inversion.codebook import Codebook
+
+log = logging.getLogger(__name__)
+_RECIPE = 1  # raise when the fit changes
+
+
+def load_codebook(codebook: Codebook, model: LanguageModel, layer: Layer) -> bool:
+    """Fill in a codebook from the cache; False where there is none that can be read."""
+    try:
+        codebook.load_state_dict(load_file(_path(model, layer)))
+    except (OSError, SafetensorError, RuntimeError):
+        return False
+    return True
+
+
+def save_codebook(codebook: Codebook, model: LanguageModel, layer: Layer) -> None:
+    """Keep a codebook; a cache that cannot be written costs time, nothing else."""
+    path = _path(model, layer)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{id(codebook)}.partial")
+        save_file({name: v.cpu().contiguous() for name, v in codebook.state_dict().items()}, temporary)
+        temporary.replace(path)
+    except OSError as error:
+        log.warning("the codebook could not be cached: %s", error)
+
+
+def _path(model: LanguageModel, layer: Layer) -> Path:
+    folder = cache_folder() / "codebooks" / model.identity.weight_hash[:24]
+    return folder / f"layer-{layer}-v{_RECIPE}.safetensors"

@@ -1,0 +1,87 @@
+"""Readings: how likely each token is at each position, in the eyes of a proposer.
+
+A score is a product of a query (one a position) and a key (one a token) plus a bias; readings of several
+proposers add up. Nothing the size of positions times vocabulary is kept: scores are computed when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+_SCORES = {"cpu": 2**22, "cuda": 2**30}  # scores held at once
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What queries are scored against."""
+
+    keys: Float[Tensor, "vocabulary rank"]
+    bias: Float[Tensor, " vocabulary"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Queries, and which of several sets of keys each is scored against."""
+
+    queries: Float[Tensor, "row rank"]
+    books: tuple[Keys, ...]
+    book: Int[Tensor, " row"] | None = None  # None: the first, for all
+
+    def scores(self, rows: Int[Tensor, " some"]) -> Float[Tensor, "some vocabulary"]:
+        """Scores of some positions."""
+        queries = self.queries[rows]
+        if self.book is None:
+            return torch.addmm(self.books[0].bias, queries, self.books[0].keys.T)
+        which = self.book[rows]
+        found = queries.new_empty(len(rows), len(self.books[0].bias))
+        for number, book in enumerate(self.books):
+            mine = (which == number).nonzero().flatten()
+            if len(mine):
+                found[mine] = torch.addmm(book.bias, queries[mine], book.keys.T)
+        return found
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Scores of every token at every position of some prompts; position t of prompt p is row p * length + t."""
+
+    parts: tuple[Part, ...]
+    length: int
+
+    def scores(self, rows: Int[Tensor, " some"]) -> Float[Tensor, "some vocabulary"]:
+        """Scores of some rows, all parts added."""
+        first, *others = self.parts
+        total = first.scores(rows)
+        for part in others:
+            total += part.scores(rows)
+        return total
+
+    def best(self) -> Int[Tensor, "prompt position"]:
+        """The first choice everywhere."""
+        found = [self.scores(rows).argmax(dim=1) for rows in self.slices()]
+        return torch.cat(found).view(-1, self.length)
+
+    def order(self, prompt: int, position: int) -> Int[Tensor, " vocabulary"]:
+        """Every token at one position, most likely first."""
+        return self.scores(self._row(prompt, position))[0].argsort(descending=True)
+
+    def top(self, prompt: int, position: int, count: int) -> list[int]:
+        """The ``count`` most likely tokens at one position, most likely first."""
+        scores = self.scores(self._row(prompt, position))[0]
+        chosen: list[int] = scores.topk(min(count, len(scores))).indices.tolist()
+        return chosen
+
+    def slices(self) -> Iterator[Int[Tensor, " some"]]:
+        """All rows, in pieces whose scores fit in memory."""
+        queries = self.parts[0].queries
+        kind = queries.device.type
+        size = _SCORES.get(kind, _SCORES["cpu"]) // len(self.parts[0].books[0].bias)
+        yield from torch.arange(len(queries), device=queries.device).split(max(64, size))
+
+    def _row(self, prompt: int, position: int) -> Tensor:
+        return torch.tensor([prompt * self.length + position], device=self.parts[0].queries.device)
