@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from preimage.bench.timing import hardware, plain_forward, seconds
 from preimage.errors import OptionError
@@ -14,8 +14,10 @@ from preimage.layers import Layer, LayerSpec, parse_layers
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptOptions, gather
+from preimage.results import Status
 from preimage.states import States, capture
 
+_PLAIN_BATCH_TOKENS = 16384  # tokens in one pass where many prompts are run
 _FORWARDS = 3  # plain passes around each inversion; their median is the unit
 
 
@@ -131,4 +133,65 @@ def _against_sipit(
         "stopped": stopped,
         "speedup_over_sipit": per_token["published"] / per_token["fast"],
         "speedup_over_cached_sipit": per_token["sipit"] / per_token["fast"],
+    }
+
+
+def bench_throughput(
+    model: LanguageModel,
+    layers: LayerSpec = (15,),
+    *,
+    prose: int = 400,
+    code: int = 300,
+    random: int = 300,
+    length: int = 64,
+    rounds: int = 3,
+    proposers: str | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Many prompts at once: seconds to invert them all, beside batched plain forward passes over them all.
+
+    ``fraction_of_forward`` is plain seconds over ours, medians of the rounds; ``misses`` are positions whose
+    first proposal was refused.
+    """
+    counts = {"default:prose": prose, "default:code": code, "random": random}
+    if rounds < 1 or length < 1 or sum(counts.values()) < 1:
+        raise OptionError("A benchmark needs rounds and prompts.", "Give numbers of at least 1.")
+    prompts = _prompts(model, counts, length, seed)
+    size = max(1, _PLAIN_BATCH_TOKENS // length)
+    batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+
+    def plain() -> None:
+        for batch in batches:
+            plain_forward(model, batch)
+
+    plain()  # warm
+    forward = statistics.median(seconds(plain, model.device) for _ in range(rounds))
+    chosen = parse_layers(layers, model.n_layers)
+    table: dict[str, Any] = {}
+    for done, layer in enumerate(chosen):
+        progress(done, len(chosen), f"layers, now {layer}")
+        states = capture(model, prompts, [layer], batch_tokens=_PLAIN_BATCH_TOKENS)
+        found = invert(model, states, layer, proposers=proposers)  # warm; loads or builds the proposer
+        again = partial(invert, model, states, layer, proposers=proposers)
+        took = statistics.median(seconds(again, model.device) for _ in range(rounds))
+        right = [r.token_ids == ids or ids in r.alternatives for r, ids in zip(found, prompts, strict=True)]
+        table[str(layer)] = {
+            "exact": sum(right),
+            "prompts": len(prompts),
+            "status": {s: sum(r.status == s for r in found) for s in get_args(Status)},
+            "seconds": took,
+            "ratio_to_forward": took / forward,
+            "fraction_of_forward": forward / took,
+            "misses": sum(position.tests > 1 for r in found for position in r.positions),
+            "worst_tests_at_a_position": max(position.tests for r in found for position in r.positions),
+            "forward_tokens_a_token": sum(r.forward_tokens for r in found) / sum(map(len, prompts)),
+            "proposer": found[0].proposer,
+        }
+    return {
+        "layers": table,
+        "forward_seconds": forward,
+        "prompts": {"prose": prose, "code": code, "random": random, "length": length, "seed": seed},
+        "model": model.identity.to_dict(),
+        "hardware": hardware(model),
     }

@@ -97,3 +97,40 @@ def inversion(
                 f"  {row['speedup_over_sipit']:.0f} times SIPIT at its published cost, "
                 f"{row['speedup_over_cached_sipit']:.0f} times SIPIT on the prefix cache"
             )
+
+
+@app.command("throughput")
+def throughput(
+    model: Model = "smollm2",
+    layers: Annotated[str, typer.Option(help="Layers to invert from.")] = "15",
+    prose: Annotated[int, typer.Option(help="Prompts of prose.")] = 400,
+    code: Annotated[int, typer.Option(help="Prompts of code.")] = 300,
+    random: Annotated[int, typer.Option(help="Prompts of random tokens.")] = 300,
+    length: Annotated[int, typer.Option(help="Tokens a prompt.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Rounds; medians are reported.")] = 3,
+    proposers: Annotated[
+        str | None, typer.Option(help="Of lens, codebook, prior, gradient; default: the best there is.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of prompts.")] = 0,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Inversion of many prompts at once against batched plain forward passes over them; for a GPU."""
+    import preimage
+    from preimage.bench import bench_throughput
+
+    loaded = preimage.load(model, dtype=dtype, device=device)
+    with progress_bar() as progress:
+        result = bench_throughput(
+            loaded, layers, prose=prose, code=code, random=random, length=length, rounds=rounds,
+            proposers=proposers, seed=seed, progress=progress,
+        )  # fmt: skip
+    if json:
+        print_json({"schema": SCHEMA, "command": "bench throughput", **result})
+        return
+    for layer, row in result["layers"].items():
+        print_lines(
+            f"layer {layer}: {row['exact']} of {row['prompts']} exact, {row['misses']} misses, "
+            f"{row['fraction_of_forward']:.3f} of the throughput of plain forward passes"
+        )

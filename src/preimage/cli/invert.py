@@ -43,7 +43,11 @@ def invert(
     seed: Seed = 0,
     bos: Bos = None,
     layer: Annotated[str | None, typer.Option(help="The layer to invert from.")] = None,
-    method: Annotated[str, typer.Option(help="sipit or brute-force.")] = "sipit",
+    method: Annotated[str, typer.Option(help="fast, sipit or brute-force.")] = "fast",
+    proposers: Annotated[
+        str | None, typer.Option(help="Of lens, codebook, prior, gradient; default: the best there is.")
+    ] = None,
+    prove: Annotated[bool, typer.Option(help="Try the whole vocabulary at every position; slow.")] = False,
     tolerance: Annotated[float | None, typer.Option(help="Relative; default: calibrated.")] = None,
     max_tests: Annotated[int | None, typer.Option(help="Verifier tests a prompt may cost.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds a prompt may cost.")] = None,
@@ -59,8 +63,8 @@ def invert(
     from preimage.inversion import InvertOptions
 
     options = InvertOptions(
-        method=method, seed=seed, tolerance=tolerance, max_tests=max_tests, timeout=timeout,
-        published_cost=published_cost,
+        method=method, proposers=proposers, prove=prove, seed=seed, tolerance=tolerance,
+        max_tests=max_tests, timeout=timeout, published_cost=published_cost,
     )  # fmt: skip
     choice = PromptChoice(text, prompts, count, length, seed, bos)
     states = None

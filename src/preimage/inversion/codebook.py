@@ -1,9 +1,9 @@
 """The codebook: what state a token has, on average, at a layer. Fitted in closed form, not trained.
 
-A standardised state is modelled as x_t = B f(token) + A [x_(t-1), x_(t+1)] + noise, where f are the model's own
-token features: B f(v) is the codebook's entry for token v, A takes out what the neighbours say of the context,
-and the noise's covariance whitens the distance. Attention sinks have a fit of their own. Two least-squares
-problems over some ten thousand tokens, text and random ones, are all there is to it.
+A standardised state is modelled as x_t = B f(token) + A [x_(t-1), x_(t+1)] + noise, where f are the model's
+own token features: B f(v) is the codebook's entry for token v, A takes out what the neighbours say of the
+context, and the noise's covariance whitens the distance. Attention sinks have a fit of their own. Two
+least-squares problems over some ten thousand tokens, text and random ones, are all there is to it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Codebook(nn.Module):
         self.register_buffer("write", torch.zeros(2, d_features, d_model))
 
     @torch.no_grad()
-    def fit(self, model: LanguageModel, layer: Layer, features: Float[Tensor, "vocabulary d_features"]) -> None:
+    def fit(
+        self, model: LanguageModel, layer: Layer, features: Float[Tensor, "vocabulary d_features"]
+    ) -> None:
         """Run the sample through the model and solve for both kinds of positions."""
         tokens = min(_TOKENS_A_REGRESSOR * (features.shape[1] + 2 * model.d_model), _MOST_TOKENS)
         windows = sample(model, max(8, tokens // _LENGTH))
@@ -51,15 +53,15 @@ class Codebook(nn.Module):
         found = {k: (ids.to(model.device), _states(model, layer, ids)) for k, ids in prompts.items()}
         self.standardise.fit(found["windows"][1], found["pairs"][1])
         rows: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {0: [], 1: []}
-        for ids, states in found.values():
+        for tokens_in, states in found.values():
             x, sinks = self.standardise(states), self.standardise.sinks(states)
             around = window(x, 1)
             for kind in (0, 1):
                 mine = sinks if kind == 0 else ~sinks
-                rows[kind].append((ids[mine], x[mine], around[mine]))
+                rows[kind].append((tokens_in[mine], x[mine], around[mine]))
         for kind, parts in rows.items():
-            tokens, x, around = (torch.cat(column) for column in zip(*parts, strict=True))
-            self._solve(kind, features[tokens], x, around)
+            of, x, around = (torch.cat(column) for column in zip(*parts, strict=True))
+            self._solve(kind, features[of], x, around)
 
     def _solve(self, kind: int, given: Tensor, x: Tensor, around: Tensor) -> None:
         d = x.shape[1]

@@ -30,10 +30,14 @@ from preimage.inversion.verifier import Verifier
 from preimage.models import LanguageModel, Prefix
 from preimage.results import Position
 
-_LADDER = (2, 16, 64)  # candidates tried in whole rows on a GPU, round after round, before a cached prefix
+# Candidates tried in rows of their own on a GPU, round after round, before a cached prefix: the first with
+# the rest of the prompt behind them, which a right guess verifies too, the others up to the mismatch only.
+_LADDER = (2, 16, 64)
 _FIRST_BATCH = {"cpu": 8, "cuda": 512}  # candidates tried first on a cached prefix
 _BATCH_TOKENS = 16384  # tokens of one pass
-_WHOLE_REPAIRS = 1  # a prompt with more repairs than this is run from its first mismatch on, and whole at last
+_WHOLE_REPAIRS = (
+    1  # a prompt with more repairs than this is run from its first mismatch on, and whole at last
+)
 
 # From the prefix, the observed state and the proposer's policy to the policy of a repair.
 RepairPolicy: TypeAlias = Callable[[Prefix, Tensor, Policy], Policy]
@@ -61,7 +65,7 @@ class Job:
 
 
 class FastInverter:
-    """Inverts prompts together; ``repair`` may put other candidates among the proposer's."""
+    """Inverts prompts, together (on a GPU) or one by one; ``repair`` may change the order of candidates."""
 
     def __init__(
         self,
@@ -69,12 +73,14 @@ class FastInverter:
         verifier: Verifier,
         proposer: Proposer,
         repair: RepairPolicy = lambda prefix, observed, ranked: ranked,
+        together: bool | None = None,
     ) -> None:
         self._model = model
         self._verifier = verifier
         self._proposer = proposer
         self._repair_policy = repair
         self._rivals = Rivals(model)
+        self._together = model.device.type != "cpu" if together is None else together
 
     def run(
         self, observed: Sequence[Float[Tensor, "position d_model"]], budgets: Sequence[Budget]
@@ -86,20 +92,21 @@ class FastInverter:
             valid = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
             reading = self._proposer.read(padded, valid)
             jobs = self._jobs(padded, reading, lengths.tolist(), budgets)
-            if self._model.device.type == "cpu":
+            if self._together:
+                self._run_together(jobs, padded, reading)
+            else:
                 for job in jobs:
                     self._run_alone(job, reading)
-            else:
-                self._run_together(jobs, padded, reading)
         return [job.outcome for job in jobs]  # type: ignore[misc]  # every job has ended
 
     def _jobs(
         self, padded: Tensor, reading: Reading, lengths: list[int], budgets: Sequence[Budget]
     ) -> list[Job]:
         ids = reading.best().cpu()
+        layer = self._verifier.layer
         tolerances = (self._verifier.relative * norms(padded)).tolist()
         return [
-            Job(i, padded[i, :n], tolerances[i][:n], ids[i, :n], budget, self._model.prefix(self._verifier.layer))
+            Job(i, padded[i, :n], tolerances[i][:n], ids[i, :n], budget, self._model.prefix(layer))
             for i, (n, budget) in enumerate(zip(lengths, budgets, strict=True))
         ]  # fmt: skip
 
@@ -141,25 +148,27 @@ class FastInverter:
     def _round(self, jobs: list[Job], padded: Tensor, rows: dict[int, list[Tensor]]) -> None:
         """Run every row of every open prompt and keep, for each prompt, the one that gets furthest."""
         layer = self._verifier.layer
-        owners = [index for index, some in rows.items() for _ in some]
-        every = [row for some in rows.values() for row in some]
+        every = [(index, row) for index, some in rows.items() for row in some]
+        every.sort(key=lambda item: len(item[1]))  # rows of about one length share a pass
         found: dict[int, list[tuple[int, Tensor, list[float]]]] = {index: [] for index in rows}
         size = max(1, _BATCH_TOKENS // padded.shape[1])
         for start in range(0, len(every), size):
-            part, mine = every[start : start + size], owners[start : start + size]
-            ids = pad_sequence(part, batch_first=True)
+            part = every[start : start + size]
+            mine = [index for index, _ in part]
+            ids = pad_sequence([row for _, row in part], batch_first=True)
             seen = self._verifier.observe(self._model.states(ids, (layer,))[layer])
             distances = row_distances(seen, padded[mine, : ids.shape[1]]).tolist()
-            for row, index, away in zip(part, mine, distances, strict=True):
+            for (index, row), away in zip(part, distances, strict=True):
                 job = jobs[index]
                 reach = self._note_refusal(job, row, away)
-                job.budget.tests += max(0, reach - job.verified) + (reach < len(job))
-                found[index].append((reach, row, away[: len(job)]))
+                job.budget.tests += max(0, reach - job.verified) + (reach < len(row))
+                found[index].append((reach, row, away[: len(row)]))
         for index, some in found.items():
             job = jobs[index]
-            reach, ids, away = max(some, key=lambda row: row[0])
-            if reach > job.verified or not job.distances:
-                job.ids, job.verified, job.distances, job.stage = ids, reach, away, 0
+            reach, row, away = max(some, key=lambda one: one[0])
+            if reach != job.verified or not job.distances:
+                job.ids = torch.cat([row, job.ids[len(row) :]])
+                job.verified, job.distances, job.stage = reach, away, 0
 
     def _next(self, job: Job, reading: Reading) -> list[Tensor]:
         """The rows to run next for a prompt; none when it has ended."""
@@ -167,6 +176,9 @@ class FastInverter:
         if at == len(job):
             self._conclude(job, reading)
             return []
+        refused = job.refused.get(at)
+        if not refused:  # the rest of the proposal was not run yet behind what is verified
+            return [job.ids]
         try:
             job.budget.check()
             if job.stage == len(_LADDER):
@@ -177,20 +189,22 @@ class FastInverter:
             self._stop(job, spent)
             return []
         count = _LADDER[job.stage]
+        end = len(job) if job.stage == 0 else at + 1
         job.stage += 1
-        refused = job.refused.get(at, {})
         fresh = [t for t in reading.top(job.index, at, len(refused) + count) if t not in refused]
-        return [_replaced(job.ids, at, token) for token in fresh[:count]] or self._next(job, reading)
+        return [_replaced(job.ids[:end], at, token) for token in fresh[:count]] or self._next(job, reading)
 
     # What both share.
 
     def _note_refusal(self, job: Job, ids: Tensor, distances: list[float]) -> int:
-        """How many positions agree, counted from the left; the token at the first that does not is refused."""
-        for position, tolerance in enumerate(job.tolerances):
-            if not distances[position] <= tolerance:
-                job.refused.setdefault(position, {})[int(ids[position])] = distances[position]
+        """How many positions agree, counted from the left; the next token is refused."""
+        for position, (distance, tolerance) in enumerate(
+            zip(distances[: len(ids)], job.tolerances, strict=False)
+        ):
+            if not distance <= tolerance:
+                job.refused.setdefault(position, {})[int(ids[position])] = distance
                 return position
-        return len(job)
+        return len(ids)
 
     def _repair(self, job: Job, reading: Reading) -> bool:
         """Find the token of the first mismatch on the cached prefix; False where the prompt ends there."""
@@ -209,7 +223,9 @@ class FastInverter:
             distances = self._verifier.distances(prefix, ids, job.observed[at])
             tested[ids] = distances
             job.budget.tests += len(ids)
-            refused.update((t, d) for t, d in zip(ids.tolist(), distances.tolist(), strict=True) if not d <= tolerance)
+            refused.update(
+                (t, d) for t, d in zip(ids.tolist(), distances.tolist(), strict=True) if not d <= tolerance
+            )
             fits = ids[distances <= tolerance].tolist()
         if len(fits) != 1:  # nothing fits, or several do: that is a matter of alternatives
             search = self._search(job, reading)
@@ -247,19 +263,16 @@ class FastInverter:
         def policy(position: int) -> Policy:
             return RankedPolicy(reading.order(job.index, position), 16, job.prefix.max_candidates)
 
-        return Search(
-            job.observed, job.prefix, self._verifier, policy, self._rivals, job.budget, job.refused
-        )
+        return Search(job.observed, job.prefix, self._verifier, policy, self._rivals, job.budget, job.refused)
 
     def _fits(self, job: Job, count: int) -> tuple[Fit, ...]:
         """The first positions, as they were verified."""
         twins, refused = self._rivals.twins, job.refused
+        columns = zip(job.ids[:count].tolist(), job.distances, job.tolerances, strict=False)
         return tuple(
-            Fit(Position(i, token, distance, tolerance, True, None, None, 1 + len(refused.get(i, ()))), twins(token))
-            for i, (token, distance, tolerance) in enumerate(
-                zip(job.ids[:count].tolist(), job.distances, job.tolerances, strict=False)
-            )
-        )  # fmt: skip
+            Fit(Position(i, token, away, limit, True, None, None, 1 + len(refused.get(i, ()))), twins(token))
+            for i, (token, away, limit) in enumerate(columns)
+        )
 
 
 def _replaced(ids: Int[Tensor, " position"], at: int, token: int) -> Int[Tensor, " position"]:

@@ -106,10 +106,11 @@ def _batches(states: States, open_: list[int], together: bool, model: LanguageMo
     if not together or model.device.type == "cpu":
         return [(index,) for index in open_]
     batches: list[list[int]] = []
-    for index in sorted(open_, key=lambda index: states.lengths[index]):
-        length = states.lengths[index]
+    lengths = states.lengths
+    for index in sorted(open_, key=lengths.__getitem__):
+        length = lengths[index]
         latest = batches[-1] if batches else []
-        alike = latest and length <= _PADDING * states.lengths[latest[0]]
+        alike = latest and length <= _PADDING * lengths[latest[0]]
         if alike and (len(latest) + 1) * length <= _BATCH_TOKENS:
             latest.append(index)
         else:
@@ -306,6 +307,10 @@ def _expand(hypotheses: tuple[tuple[Fit, ...], ...]) -> tuple[int, list[tuple[in
     total = 0
     listed: list[tuple[int, ...]] = []
     for fits in hypotheses:
+        if not any(fit.twins for fit in fits):
+            total += 1
+            listed.append(tuple(fit.position.token_id for fit in fits))
+            continue
         choices = [(fit.position.token_id, *fit.twins) for fit in fits]
         total += math.prod(map(len, choices))
         listed += list(itertools.islice(itertools.product(*choices), MAX_PROMPTS - len(listed)))

@@ -134,7 +134,9 @@ def find_lens(model: LanguageModel, layer: Layer) -> LensInfo | None:
     """
     height = partial(_height, model)
     mine = [info for info in known_lenses() if info.weight_hash == model.identity.weight_hash]
-    return min((i for i in mine if height(i.layer) >= height(layer)), key=lambda i: height(i.layer), default=None)
+    return min(
+        (i for i in mine if height(i.layer) >= height(layer)), key=lambda i: height(i.layer), default=None
+    )
 
 
 def _height(model: LanguageModel, layer: Layer) -> int:

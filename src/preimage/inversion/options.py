@@ -19,10 +19,10 @@ class InvertOptions:
     ``fast`` proposes every position at once and verifies in whole passes; ``sipit`` is the paper's gradient
     policy, ``brute-force`` its random one.
 
-    ``proposers`` says what ``fast`` ranks tokens by, separated by commas: ``lens`` (trained), ``codebook`` (fitted
-    in closed form), ``prior`` (the model's own next-token prediction), ``gradient`` (SIPIT's descent, where the
-    ranking failed); None takes the best there is. ``prove`` evaluates the whole vocabulary at every position
-    of what was recovered, for the exact margin.
+    ``proposers`` says what ``fast`` ranks tokens by, separated by commas: ``lens`` (trained), ``codebook``
+    (fitted in closed form), ``prior`` (the model's own next-token prediction), ``gradient`` (SIPIT's descent,
+    where the ranking failed); None takes the best there is. ``prove`` evaluates the whole vocabulary at every
+    position of what was recovered, for the exact margin.
 
     ``tolerance`` is relative to |h_t|; None derives it from the noise floor. ``published_cost`` runs SIPIT
     without prefix cache, one candidate at a time, through all blocks, as its authors' code does.

@@ -23,6 +23,8 @@ from preimage.inversion.readings import Keys, Part, Reading
 from preimage.layers import Layer
 from preimage.models import LanguageModel
 
+_WEIGHTS = (0.0, 0.5, 1.0, 2.0, 4.0)  # of the prior, to choose from
+_CALIBRATION = 32  # prompts to choose on, half of them text
 _LIFT_TOKENS = 16384  # tokens carried on to another layer in one pass
 
 
@@ -123,7 +125,9 @@ class PriorProposer:
         self.name = "prior" if base is None else f"{base.name}+prior"
         self._model, self._layer, self._base = model, layer, base
         self._keys = Keys(table.float(), torch.zeros(len(table), device=table.device))
-        self._weighting = weighting or (self._calibrate() if base is not None else Weighting(1.0, -torch.inf))
+        self._weighting = weighting or Weighting(1.0, -torch.inf)
+        if base is not None and weighting is None:
+            self._weighting = self._calibrate()
 
     def read(
         self,
@@ -140,9 +144,7 @@ class PriorProposer:
         final = _lift(self._model, observed, self._layer, "final").float()
         return torch.nn.functional.pad(final, (0, 0, 1, 0))[:, :-1]
 
-    def _combine(
-        self, base: Reading | None, before: Tensor, valid: Tensor, weighting: Weighting
-    ) -> Reading:
+    def _combine(self, base: Reading | None, before: Tensor, valid: Tensor, weighting: Weighting) -> Reading:
         length = before.shape[1]
         if base is None:
             return Reading((Part(before.flatten(0, 1), (self._keys,)),), length)
@@ -165,22 +167,24 @@ class PriorProposer:
     def _calibrate(self) -> Weighting:
         """The threshold between text and random tokens, and the weight that misses least on text."""
         assert self._base is not None
-        windows = sample(self._model, 64, seed=1).to(self._model.device)
+        windows = sample(self._model, _CALIBRATION, seed=1).to(self._model.device)
+        text = len(windows) // 2
         valid = torch.ones_like(windows, dtype=torch.bool)
         with torch.inference_mode():
             states = self._model.states(windows, (self._layer,))[self._layer]
             base, before = self._base.read(states, valid), self._expect(states)
             likely = self._likelihood(base, before, valid)
-            text, random = likely[: len(likely) // 2].median(), likely[len(likely) // 2 :].median()
-            if self._model.tokenizer is None or text - random < 1.0:
+            one, other = float(likely[:text].median()), float(likely[text:].median())
+            if self._model.tokenizer is None or one - other < 1.0:
                 return Weighting(0.0, torch.inf)
-            threshold = float(text + random) / 2
-
-            def misses(weight: float) -> int:
-                found = self._combine(base, before, valid, Weighting(weight, threshold)).best()
-                return int((found != windows)[:, 1:].sum())
-
-            return Weighting(min((0.0, 0.5, 1.0, 2.0, 4.0), key=misses), threshold)
+            prior = self._combine(None, before, valid, self._weighting)
+            misses = dict.fromkeys(_WEIGHTS, 0)
+            for rows in torch.arange(text * base.length, device=windows.device).split(64):
+                apart, expected = base.scores(rows), prior.scores(rows)
+                for weight in _WEIGHTS:
+                    wrong = (apart + weight * expected).argmax(dim=1) != windows.flatten()[rows]
+                    misses[weight] += int(wrong[rows % base.length > 0].sum())
+        return Weighting(min(_WEIGHTS, key=lambda weight: misses[weight]), (one + other) / 2)
 
 
 def build_proposer(model: LanguageModel, layer: Layer, wanted: tuple[str, ...] = ()) -> Proposer:

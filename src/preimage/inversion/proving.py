@@ -1,7 +1,7 @@
 """Proof of an inversion: the whole vocabulary at every position of a recovered prompt.
 
-D(prefix, t) = min over v != v_t of |F(v; prefix, t) - F(v_t; prefix, t)| is how far the state of any other token
-stays away. A state changed by less than D / 2 is still nearest to the state of its own token.
+D(prefix, t) = min over v != v_t of |F(v; prefix, t) - F(v_t; prefix, t)| is how far the state of any other
+token stays away. A state changed by less than D / 2 is still nearest to the state of its own token.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Reading:
-    """Scores of every token at every position of some prompts; position t of prompt p is row p * length + t."""
+    """Scores of every token everywhere in some prompts; row p * length + t is position t of prompt p."""
 
     parts: tuple[Part, ...]
     length: int

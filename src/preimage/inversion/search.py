@@ -29,7 +29,7 @@ _BACKOFF_TOLERANCES = 64.0
 _BACKOFF_RATIO = 8.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Fit:
     """A token that fits at a position, and the bit-identical embeddings that fit just as well."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -29,7 +30,7 @@ def entering(anatomy: Anatomy, layer: Layer, states: Tensor) -> Iterator[None]:
         yield
 
 
-def _given(states: Tensor) -> object:
+def _given(states: Tensor) -> Any:
     def hook(
         _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]]:

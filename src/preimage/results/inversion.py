@@ -14,7 +14,7 @@ from preimage.schema import SCHEMA
 Status: TypeAlias = Literal["recovered", "ambiguous", "not_recovered"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Position:
     """What verification saw at one position. Distances are |F(v; prefix, t) - h_t|_2."""
 
