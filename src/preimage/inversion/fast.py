@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import TypeAlias
 
 import torch
@@ -52,7 +53,7 @@ class Job:
     tolerances: list[float]
     ids: Int[Tensor, " position"]  # the proposal; its first ``verified`` tokens are settled
     budget: Budget
-    prefix: Prefix
+    make_prefix: Callable[[], Prefix]
     verified: int = 0
     refused: dict[int, dict[int, float]] = field(default_factory=dict)  # position -> token -> distance
     distances: list[float] = field(default_factory=list)
@@ -62,6 +63,11 @@ class Job:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @cached_property
+    def prefix(self) -> Prefix:
+        """Where its mismatches are repaired."""
+        return self.make_prefix()
 
 
 class FastInverter:
@@ -103,10 +109,10 @@ class FastInverter:
         self, padded: Tensor, reading: Reading, lengths: list[int], budgets: Sequence[Budget]
     ) -> list[Job]:
         ids = reading.best().cpu()
-        layer = self._verifier.layer
+        make_prefix = partial(self._model.prefix, self._verifier.layer)
         tolerances = (self._verifier.relative * norms(padded)).tolist()
         return [
-            Job(i, padded[i, :n], tolerances[i][:n], ids[i, :n], budget, self._model.prefix(layer))
+            Job(i, padded[i, :n], tolerances[i][:n], ids[i, :n], budget, make_prefix)
             for i, (n, budget) in enumerate(zip(lengths, budgets, strict=True))
         ]  # fmt: skip
 
@@ -244,7 +250,7 @@ class FastInverter:
             job.outcome = Outcome((fits,), fits, None, "")
             return
         frames = [
-            Frame(fit, [Fit(replace(fit.position, token_id=t), self._rivals.twins(t)) for t in others])
+            Frame(fit, [Fit(fit.position._replace(token_id=t), self._rivals.twins(t)) for t in others])
             for fit, others in zip(fits, near, strict=True)
         ]
         search = self._search(job, reading)

@@ -8,7 +8,6 @@ prompt of that token made it as well, because identical value rows average to th
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -64,7 +63,7 @@ def invert_last(
     twins = Rivals(model).twins(nearest.token_id)
     lengths = [k for k in range(1, _LENGTHS + 1) if _constant_fits(model, nearest, k, verifier, observed)]
     hypotheses = tuple(
-        tuple(Fit(replace(nearest, index=i), twins) for i in range(length)) for length in lengths
+        tuple(Fit(nearest._replace(index=i), twins) for i in range(length)) for length in lengths
     )
     return Outcome(hypotheses, hypotheses[0] if hypotheses else (), nearest, reason)
 

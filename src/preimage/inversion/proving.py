@@ -44,8 +44,7 @@ def prove(
         rival = int(apart.argmin())
         margin = float(apart[rival])
         positions.append(
-            replace(
-                position,
+            position._replace(
                 runner_up_id=rival,
                 runner_up_distance=float(seen[rival]),
                 tests=model.vocab_size,

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -29,8 +30,7 @@ _BACKOFF_TOLERANCES = 64.0
 _BACKOFF_RATIO = 8.0
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(NamedTuple):
     """A token that fits at a position, and the bit-identical embeddings that fit just as well."""
 
     position: Position

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from preimage.layers import Layer
 from preimage.results.files import write_json
@@ -14,8 +14,7 @@ from preimage.schema import SCHEMA
 Status: TypeAlias = Literal["recovered", "ambiguous", "not_recovered"]
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """What verification saw at one position. Distances are |F(v; prefix, t) - h_t|_2."""
 
     index: int
@@ -64,7 +63,7 @@ class Inversion:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain json types."""
-        return asdict(self)
+        return asdict(self) | {"positions": [position._asdict() for position in self.positions]}
 
     def save(self, path: str | Path) -> Path:
         """Write one json document."""
