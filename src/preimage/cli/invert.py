@@ -130,8 +130,7 @@ def _check_early(name: str, choice: PromptChoice, layer: str | None, states: Sta
             "Use the model that made them.",
         )
     if wanted is not None:
-        for index in range(len(states)):
-            states.finite_at(index, wanted)
+        states.require_finite(wanted)
 
 
 def _middle(n_layers: int) -> str:

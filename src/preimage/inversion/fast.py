@@ -9,8 +9,10 @@ pass runs over the whole prompt and verifies every position.
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TypeAlias
@@ -92,7 +94,7 @@ class FastInverter:
         self, observed: Sequence[Float[Tensor, "position d_model"]], budgets: Sequence[Budget]
     ) -> list[Outcome]:
         """One outcome a prompt; prompts may differ in length."""
-        with torch.inference_mode():
+        with torch.inference_mode(), _collecting_later():
             lengths = torch.tensor([len(states) for states in observed], device=self._model.device)
             padded = pad_sequence(list(observed), batch_first=True).to(self._model.device)
             valid = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
@@ -279,6 +281,19 @@ class FastInverter:
             Fit(Position(i, token, away, limit, True, None, None, 1 + len(refused.get(i, ()))), twins(token))
             for i, (token, away, limit) in enumerate(columns)
         )
+
+
+@contextmanager
+def _collecting_later() -> Iterator[None]:
+    """No garbage collection meanwhile: many small objects are made, none in cycles, and each of its walks over
+    everything in memory costs as long as inverting a hundred prompts."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _replaced(ids: Int[Tensor, " position"], at: int, token: int) -> Int[Tensor, " position"]:

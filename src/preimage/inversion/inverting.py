@@ -65,8 +65,7 @@ def invert(
     at = _choose_layer(states, layer, model.n_layers)
     states.require_width(model)
     verifier = _verifier(model, states, at, chosen)
-    for index in range(len(states)):  # refuse bad numbers before any work is done
-        states.finite_at(index, at)
+    states.require_finite(at)  # before any work is done
     folder = None if out is None else _run_folder(Path(out), model, states, at, chosen)
 
     kept = {} if folder is None else {int(key): Inversion.from_dict(i) for key, i in folder.items.items()}

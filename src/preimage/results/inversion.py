@@ -17,7 +17,7 @@ Status: TypeAlias = Literal["recovered", "ambiguous", "not_recovered"]
 class Position(NamedTuple):
     """What verification saw at one position. Distances are |F(v; prefix, t) - h_t|_2."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     token_id: int  # the accepted token, or the nearest one where none was accepted
     distance: float
     tolerance: float

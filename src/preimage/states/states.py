@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -16,6 +17,7 @@ from preimage.layers import Layer
 from preimage.models import LanguageModel, tensor_bytes
 from preimage.states.layout import Layout, Positions, group_by_length, tensor_name
 
+_ROWS = 256  # prompts looked at together
 # The types states are kept in, by the names a manifest has for them.
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -109,6 +111,17 @@ class States:
             rows = self.store.rows(tensor_name(layer, index), 0, len(group.prompts))
             out[list(group.prompts)] = rows[:, -1].to("cpu")
         return out
+
+    def require_finite(self, layer: Layer) -> None:
+        """Refuse NaN and infinity anywhere in a layer, by prompt, layer and position."""
+        self._require(layer)
+        for index, group in enumerate(self.layout.groups):
+            for start in range(0, len(group.prompts), _ROWS):
+                part = group.prompts[start : start + _ROWS]
+                rows = self.store.rows(tensor_name(layer, index), start, start + len(part))
+                if not math.isfinite(float(rows.sum(dtype=torch.float64))):  # they carry through a sum
+                    for prompt in part:
+                        self.finite_at(prompt, layer)
 
     def finite_at(self, prompt: int, layer: Layer) -> Float[Tensor, "position d_model"]:
         """The same as :meth:`at`, refusing NaN and infinity by prompt, layer and position."""
