@@ -160,3 +160,16 @@ def test_layer_specifications(spec: object, expected: tuple[object, ...]) -> Non
 def test_wrong_layers_name_what_is_allowed(spec: object) -> None:
     with pytest.raises((LayerError, TypeError) if spec == 1.5 else LayerError):
         parse_layers(spec if spec != 1.5 else "1.5", 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_carried_up_are_those_of_a_whole_pass(name: str) -> None:
+    model = tiny(name)
+    ids = torch.tensor([random_ids(9, seed) for seed in range(3)])
+    layers = (0, 1, 2, 3, "final")
+    whole = model.states(ids, layers)
+    for at, start in enumerate(layers):
+        for layer in layers[at:]:
+            torch.testing.assert_close(model.lift(whole[start], start, layer), whole[layer])
+    for layer, states in model.states(ids, layers).items():  # and nothing was left behind in the model
+        assert torch.equal(states, whole[layer])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,8 +27,12 @@ from preimage.manifest import read_manifest
 from preimage.schema import SCHEMA
 
 if TYPE_CHECKING:
+    from preimage.models import LanguageModel
     from preimage.results import Inversion
     from preimage.states import States
+
+
+_BAR = 24  # characters of the longest bar
 
 
 def invert(
@@ -93,6 +98,10 @@ def invert(
         print_json(document | {"results": results})
     else:
         _show(found)
+        if prove:
+            _show_margins(found, loaded)
+    if prove and out is not None:
+        _save_figures(found, loaded, out)
     return DONE if all(result.status == "recovered" for result in found) else NOT_RECOVERED
 
 
@@ -135,6 +144,35 @@ def _check_early(name: str, choice: PromptChoice, layer: str | None, states: Sta
 
 def _middle(n_layers: int) -> str:
     return str((n_layers + 1) // 2)
+
+
+def _save_figures(found: list[Inversion], model: LanguageModel, out: Path) -> None:
+    from preimage.report import margin_figure
+    from preimage.results import write_text
+
+    for index, result in enumerate(found):
+        if result.token_ids:
+            figure = margin_figure(result, lambda token: model.decode([token]) or str(token))
+            write_text(out / f"margins-{index}.html", figure.to_html(include_plotlyjs=True))
+
+
+def _show_margins(found: list[Inversion], model: LanguageModel) -> None:
+    """The margin at every position, with a bar on a logarithmic scale."""
+    for index, result in enumerate(found):
+        proved = [position for position in result.positions if position.margin is not None]
+        logs = [math.log10(max(position.margin or 0.0, position.tolerance)) for position in proved]
+        low, high = min(logs, default=0.0) - 0.5, max(logs, default=0.0)
+        rows = []
+        for position, log in zip(proved, logs, strict=True):
+            bar = "█" * max(1, round(_BAR * (log - low) / (high - low)))
+            shown, rival = (
+                model.decode([token]) or str(token)
+                for token in (position.token_id, position.runner_up_id or 0)
+            )
+            rows.append([str(position.index), shown, f"{position.margin:.4g}",
+                         f"{position.tolerated_noise:.4g}", rival, bar])  # fmt: skip
+        columns = ["position", "token", "margin D", "tolerated D/2", "nearest other", "D, logarithmic"]
+        print_table(f"Margins of prompt {index}", columns, rows)
 
 
 def _with_truth(result: Inversion, states: States, index: int) -> dict[str, Any]:

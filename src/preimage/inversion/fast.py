@@ -9,10 +9,8 @@ pass runs over the whole prompt and verifies every position.
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TypeAlias
@@ -27,11 +25,11 @@ from preimage.inversion.budget import Budget, BudgetSpentError
 from preimage.inversion.policies import Policy, RankedPolicy
 from preimage.inversion.proposers import Proposer
 from preimage.inversion.readings import Reading
-from preimage.inversion.search import Fit, Frame, Outcome, Search
+from preimage.inversion.search import Fit, Frame, Outcome, Search, Verified
 from preimage.inversion.twins import Rivals
 from preimage.inversion.verifier import Verifier
 from preimage.models import LanguageModel, Prefix
-from preimage.results import Position
+from preimage.results import Positions
 
 # Candidates tried in rows of their own on a GPU, round after round, before a cached prefix: the first with
 # the rest of the prompt behind them, which a right guess verifies too, the others up to the mismatch only.
@@ -90,11 +88,9 @@ class FastInverter:
         self._rivals = Rivals(model)
         self._together = model.device.type != "cpu" if together is None else together
 
-    def run(
-        self, observed: Sequence[Float[Tensor, "position d_model"]], budgets: Sequence[Budget]
-    ) -> list[Outcome]:
+    def run(self, observed: Sequence[Float[Tensor, "_ d_model"]], budgets: Sequence[Budget]) -> list[Outcome]:
         """One outcome a prompt; prompts may differ in length."""
-        with torch.inference_mode(), _collecting_later():
+        with torch.inference_mode():
             lengths = torch.tensor([len(states) for states in observed], device=self._model.device)
             padded = pad_sequence(list(observed), batch_first=True).to(self._model.device)
             valid = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
@@ -149,11 +145,13 @@ class FastInverter:
     def _run_together(self, jobs: list[Job], padded: Tensor, reading: Reading) -> None:
         rows = {job.index: [job.ids] for job in jobs}
         while rows:
-            self._round(jobs, padded, rows)
+            self._round(jobs, padded, rows, reading)
             following = {job.index: self._next(job, reading) for job in jobs if job.outcome is None}
             rows = {index: some for index, some in following.items() if some}
 
-    def _round(self, jobs: list[Job], padded: Tensor, rows: dict[int, list[Tensor]]) -> None:
+    def _round(
+        self, jobs: list[Job], padded: Tensor, rows: dict[int, list[Tensor]], reading: Reading
+    ) -> None:
         """Run every row of every open prompt and keep, for each prompt, the one that gets furthest."""
         layer = self._verifier.layer
         every = [(index, row) for index, some in rows.items() for row in some]
@@ -174,9 +172,11 @@ class FastInverter:
         for index, some in found.items():
             job = jobs[index]
             reach, row, away = max(some, key=lambda one: one[0])
-            if reach != job.verified or not job.distances:
+            if reach > job.verified or not job.distances:
                 job.ids = torch.cat([row, job.ids[len(row) :]])
                 job.verified, job.distances, job.stage = reach, away, 0
+            elif reach < job.verified:  # what one shape of a pass verified another did not: noise
+                self._run_alone(job, reading)
 
     def _next(self, job: Job, reading: Reading) -> list[Tensor]:
         """The rows to run next for a prompt; none when it has ended."""
@@ -246,11 +246,12 @@ class FastInverter:
 
     def _conclude(self, job: Job, reading: Reading) -> None:
         """Every position is verified; prompts with tokens of almost the same embedding may fit as well."""
+        if self._rivals.unmistakable(job.ids.tolist()):
+            alone = Verified(self._positions(job, len(job)))
+            job.outcome = Outcome((alone,), alone, None, "")
+            return
         fits = self._fits(job, len(job))
         near = [self._rivals.near(fit.position.token_id) for fit in fits]
-        if not any(near):
-            job.outcome = Outcome((fits,), fits, None, "")
-            return
         frames = [
             Frame(fit, [Fit(fit.position._replace(token_id=t), self._rivals.twins(t)) for t in others])
             for fit, others in zip(fits, near, strict=True)
@@ -273,27 +274,14 @@ class FastInverter:
 
         return Search(job.observed, job.prefix, self._verifier, policy, self._rivals, job.budget, job.refused)
 
+    def _positions(self, job: Job, count: int) -> Positions:
+        tests = {index: 1 + len(refused) for index, refused in job.refused.items()}
+        return Positions(job.ids[:count].tolist(), job.distances[:count], job.tolerances[:count], tests)
+
     def _fits(self, job: Job, count: int) -> tuple[Fit, ...]:
         """The first positions, as they were verified."""
-        twins, refused = self._rivals.twins, job.refused
-        columns = zip(job.ids[:count].tolist(), job.distances, job.tolerances, strict=False)
-        return tuple(
-            Fit(Position(i, token, away, limit, True, None, None, 1 + len(refused.get(i, ()))), twins(token))
-            for i, (token, away, limit) in enumerate(columns)
-        )
-
-
-@contextmanager
-def _collecting_later() -> Iterator[None]:
-    """No garbage collection meanwhile: many small objects are made, none in cycles, and each of its walks over
-    everything in memory costs as long as inverting a hundred prompts."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
+        positions = self._positions(job, count)
+        return tuple(Fit(position, self._rivals.twins(position.token_id)) for position in positions)
 
 
 def _replaced(ids: Int[Tensor, " position"], at: int, token: int) -> Int[Tensor, " position"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,14 @@ from preimage.inversion.policies import (
 )
 from preimage.inversion.proposers import Proposer, build_proposer
 from preimage.inversion.proving import prove
-from preimage.inversion.search import MAX_PROMPTS, Fit, Outcome, Search
+from preimage.inversion.search import MAX_PROMPTS, Fit, Outcome, Search, Verified
 from preimage.inversion.twins import Rivals
 from preimage.inversion.uncached import UncachedPrefix
 from preimage.inversion.verifier import Trial, Verifier
 from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
-from preimage.results import Inversion, RunFolder, Status
+from preimage.results import Inversion, Position, RunFolder, Status
 from preimage.states import States, noise_floor, storage_roundoff
 
 
@@ -264,11 +265,16 @@ def _result(
     seconds: float,
     forward_tokens: int,
 ) -> Inversion:
-    best: tuple[Fit, ...] = outcome.hypotheses[0] if outcome.hypotheses else outcome.partial
-    ids = tuple(fit.position.token_id for fit in best)
+    best: Sequence[Fit] = outcome.hypotheses[0] if outcome.hypotheses else outcome.partial
     fitting, prompts = _expand(outcome.hypotheses)
-    others = [fit.position.runner_up_distance for fit in best if fit.position.runner_up_distance is not None]
-    positions = tuple(fit.position for fit in best)
+    others: list[float] = []
+    positions: Sequence[Position]
+    if isinstance(best, Verified):
+        positions, ids = best.positions, best.positions.token_ids
+    else:
+        positions = tuple(fit.position for fit in best)
+        ids = tuple(position.token_id for position in positions)
+        others = [p.runner_up_distance for p in positions if p.runner_up_distance is not None]
     failure = None if outcome.hypotheses else outcome.failure
     if failure is not None and failure.index >= len(positions):
         positions = (*positions, failure)
@@ -301,14 +307,14 @@ def _status(fitting: int, outcome: Outcome) -> Status:
     return "ambiguous" if fitting > 1 or outcome.undecided else "recovered"
 
 
-def _expand(hypotheses: tuple[tuple[Fit, ...], ...]) -> tuple[int, list[tuple[int, ...]]]:
+def _expand(hypotheses: tuple[Sequence[Fit], ...]) -> tuple[int, list[tuple[int, ...]]]:
     """How many prompts fit, and the first of them: each hypothesis with its twins exchanged freely."""
     total = 0
     listed: list[tuple[int, ...]] = []
     for fits in hypotheses:
-        if not any(fit.twins for fit in fits):
+        if isinstance(fits, Verified):
             total += 1
-            listed.append(tuple(fit.position.token_id for fit in fits))
+            listed.append(fits.positions.token_ids)
             continue
         choices = [(fit.position.token_id, *fit.twins) for fit in fits]
         total += math.prod(map(len, choices))

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from jaxtyping import Float
@@ -21,7 +21,7 @@ from preimage.inversion.budget import Budget, BudgetSpentError
 from preimage.inversion.policies import Policy
 from preimage.inversion.twins import Rivals
 from preimage.inversion.verifier import Trial, Verifier
-from preimage.results import Position
+from preimage.results import Position, Positions
 
 MAX_PROMPTS = 64  # fitting prompts listed
 # Nothing within tolerance, but one token far nearer than every other: the step was noisier than the floor
@@ -37,6 +37,25 @@ class Fit(NamedTuple):
     twins: tuple[int, ...]
 
 
+class Verified(Sequence[Fit]):
+    """A prompt of which every position is verified and no token has a twin; each is made when looked at."""
+
+    def __init__(self, positions: Positions) -> None:
+        self.positions = positions
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @overload
+    def __getitem__(self, index: int) -> Fit: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Fit]: ...
+    def __getitem__(self, index: int | slice) -> Fit | Sequence[Fit]:
+        if isinstance(index, slice):
+            return tuple(Fit(position, ()) for position in self.positions[index])
+        return Fit(self.positions[index], ())
+
+
 @dataclass
 class Frame:
     """A decided position and what else would have fitted there."""
@@ -49,8 +68,8 @@ class Frame:
 class Outcome:
     """What the search found: complete prompts, or where it failed."""
 
-    hypotheses: tuple[tuple[Fit, ...], ...]
-    partial: tuple[Fit, ...]
+    hypotheses: tuple[Sequence[Fit], ...]
+    partial: Sequence[Fit]
     failure: Position | None
     reason: str
     undecided: bool = False  # the budget ended before every alternative was followed

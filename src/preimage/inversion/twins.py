@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -38,6 +39,10 @@ class Rivals:
         """Every token whose embedding is nearly the same, but not to the bit."""
         group = self._near.get(token)
         return () if group is None else tuple(other for other in group if other not in self.twins(token))
+
+    def unmistakable(self, ids: Sequence[int]) -> bool:
+        """Whether none of these tokens has a twin or a near one."""
+        return self._near.keys().isdisjoint(ids) and self._twins.keys().isdisjoint(ids)
 
     def of(self, token: int, untested: Bool[Tensor, " vocabulary"]) -> Int[Tensor, " candidate"]:
         """The twins and the nearest tokens that were not tested yet."""

@@ -29,12 +29,17 @@ def dumps(document: dict[str, Any]) -> str:
 
 
 def write_json(path: Path, document: dict[str, Any]) -> Path:
-    """Write a document: to a temporary file, synced, then renamed."""
+    """Write one json document."""
+    return write_text(path, dumps(document))
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a file: to a temporary one, synced, then renamed."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("w", encoding="utf-8") as file:
-            file.write(dumps(document))
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

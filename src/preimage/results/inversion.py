@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 from preimage.layers import Layer
 from preimage.results.files import write_json
@@ -27,6 +28,41 @@ class Position(NamedTuple):
     tests: int
     margin: float | None = None  # D: the state of the nearest other token of the whole vocabulary, if proved
     tolerated_noise: float | None = None  # D / 2: a state moved by less is still nearest to its own token's
+
+
+class Positions(Sequence[Position]):
+    """The verified positions of a prompt, each made when it is looked at: a batch has very many."""
+
+    def __init__(
+        self,
+        token_ids: Sequence[int],
+        distances: Sequence[float],
+        tolerances: Sequence[float],
+        tests: Mapping[int, int],  # where there was more than one
+    ) -> None:
+        self.token_ids = tuple(token_ids)
+        self._columns = distances, tolerances
+        self._tests = tests
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> Position: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Position, ...]: ...
+    def __getitem__(self, index: int | slice) -> Position | tuple[Position, ...]:
+        at = range(len(self))[index]
+        if isinstance(at, range):
+            return tuple(self[i] for i in at)
+        token, (distance, tolerance) = self.token_ids[at], (column[at] for column in self._columns)
+        return Position(at, token, distance, tolerance, True, None, None, self._tests.get(at, 1))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
 
 
 @dataclass(frozen=True)
@@ -54,7 +90,7 @@ class Inversion:
     margin: float | None
     noise_floor: float  # relative
     seed: int
-    positions: tuple[Position, ...]
+    positions: Sequence[Position]
     fitting: int
     alternatives: tuple[tuple[int, ...], ...]
     failed_position: int | None
@@ -63,7 +99,8 @@ class Inversion:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain json types."""
-        return asdict(self) | {"positions": [position._asdict() for position in self.positions]}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {"positions": [position._asdict() for position in self.positions]}
 
     def save(self, path: str | Path) -> Path:
         """Write one json document."""
@@ -72,11 +109,11 @@ class Inversion:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Inversion:
         """The inverse of :meth:`to_dict`."""
-        fields = dict(data)
-        fields["positions"] = tuple(Position(**position) for position in data["positions"])
-        fields["token_ids"] = tuple(data["token_ids"])
-        fields["alternatives"] = tuple(tuple(ids) for ids in data["alternatives"])
-        return cls(**fields)
+        values = dict(data)
+        values["positions"] = tuple(Position(**position) for position in data["positions"])
+        values["token_ids"] = tuple(data["token_ids"])
+        values["alternatives"] = tuple(tuple(ids) for ids in data["alternatives"])
+        return cls(**values)
 
     def _repr_html_(self) -> str:
         shown = self.text if self.text is not None else " ".join(map(str, self.token_ids))
