@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,8 +34,16 @@ def hardware(model: LanguageModel) -> dict[str, Any]:
     """What a speed was measured on."""
     cuda = model.device.type == "cuda"
     return {
-        "device": torch.cuda.get_device_name(model.device) if cuda else platform.processor() or "cpu",
+        "device": torch.cuda.get_device_name(model.device) if cuda else _processor(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):  # not Linux, or another kind of processor
+        return platform.processor() or platform.machine()
