@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from preimage.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from preimage.distances import closest_pairs, nearest_neighbors
     from preimage.errors import PreimageError
     from preimage.inversion import InvertOptions, invert
     from preimage.models import LanguageModel, load
@@ -28,8 +29,10 @@ _HOMES = {
     "PromptSet": "prompts",
     "States": "states",
     "capture": "states",
+    "closest_pairs": "distances",
     "invert": "inversion",
     "load": "models",
+    "nearest_neighbors": "distances",
     "noise_floor": "states",
     "open_states": "states",
 }
@@ -44,8 +47,10 @@ __all__ = [
     "States",
     "__version__",
     "capture",
+    "closest_pairs",
     "invert",
     "load",
+    "nearest_neighbors",
     "noise_floor",
     "open_states",
 ]

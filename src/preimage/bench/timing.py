@@ -32,9 +32,20 @@ def plain_forward(model: LanguageModel, ids: Sequence[Sequence[int]]) -> None:
 
 def hardware(model: LanguageModel) -> dict[str, Any]:
     """What a speed was measured on."""
-    cuda = model.device.type == "cuda"
+    return hardware_of(model.device)
+
+
+def device_of(name: str) -> torch.device:
+    """The device of a name; ``auto`` is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def hardware_of(device: torch.device) -> dict[str, Any]:
+    """The same for a device."""
     return {
-        "device": torch.cuda.get_device_name(model.device) if cuda else _processor(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),

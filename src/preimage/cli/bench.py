@@ -134,3 +134,26 @@ def throughput(
             f"layer {layer}: {row['exact']} of {row['prompts']} exact, {row['misses']} misses, "
             f"{row['fraction_of_forward']:.3f} of the throughput of plain forward passes"
         )
+
+
+@app.command("pairs")
+def pairs(
+    n: Annotated[int, typer.Option(help="Rows.")] = 20_000,
+    d: Annotated[int, typer.Option(help="Width of a row.")] = 576,
+    rounds: Annotated[int, typer.Option(help="Rounds; medians are reported.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the rows.")] = 0,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Certified minimum and nearest neighbours of all pairs against the bare matrix products."""
+    from preimage.bench import bench_pairs
+
+    with progress_bar() as progress:
+        result = bench_pairs(n, d, rounds=rounds, device=device, seed=seed, progress=progress)
+    if json:
+        print_json({"schema": SCHEMA, "command": "bench pairs", **result})
+    else:
+        print_lines(
+            f"fraction of matmul: {result['fraction_of_matmul']:.3f}",
+            f"{result['pairs']} pairs in {result['seconds']:.2f} s, {result['pairs_per_second']:.3g}/s",
+        )

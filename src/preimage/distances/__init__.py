@@ -1,5 +1,16 @@
 """Distances between states. Nobody else computes one."""
 
 from preimage.distances.direct import norms, row_distances
+from preimage.distances.pairs import Nearest, Pair, PairScan, closest_pairs, nearest_neighbors
+from preimage.distances.rows import same_rows
 
-__all__ = ["norms", "row_distances"]
+__all__ = [
+    "Nearest",
+    "Pair",
+    "PairScan",
+    "closest_pairs",
+    "nearest_neighbors",
+    "norms",
+    "row_distances",
+    "same_rows",
+]

@@ -218,14 +218,15 @@ class FastInverter:
         """Find the token of the first mismatch on the cached prefix; False where the prompt ends there."""
         at, tolerance, prefix = job.verified, job.tolerances[job.verified], job.prefix
         prefix.crop(at)
-        refused = job.refused.setdefault(at, {})
+        refused, twins, near = job.refused.setdefault(at, {}), self._rivals.twins, self._rivals.near
+        fits: list[int] = []
         tested = torch.full((self._model.vocab_size,), math.inf, dtype=torch.float64)
         tested[list(refused)] = torch.tensor(list(refused.values()), dtype=torch.float64)
         first = _FIRST_BATCH.get(self._model.device.type, _FIRST_BATCH["cpu"])
         ranked = RankedPolicy(reading.order(job.index, at), first, prefix.max_candidates)
         policy = self._repair_policy(prefix, job.observed[at], ranked)
-        fits: list[int] = []
-        while not fits and len(ids := policy.propose(torch.isinf(tested))):
+        nearest: int | None = None
+        while nearest is None and len(ids := policy.propose(torch.isinf(tested))):
             job.budget.check()
             ids = ids[: job.budget.tests_left]
             distances = self._verifier.distances(prefix, ids, job.observed[at])
@@ -235,12 +236,14 @@ class FastInverter:
                 (t, d) for t, d in zip(ids.tolist(), distances.tolist(), strict=True) if not d <= tolerance
             )
             fits = ids[distances <= tolerance].tolist()
-        if len(fits) != 1:  # nothing fits, or several do: that is a matter of alternatives
+            nearest = int(ids[distances.argmin()]) if fits else None
+        if nearest is None or set(fits) - {nearest, *twins(nearest), *near(nearest)}:
+            # nothing fits, or tokens that are not alike do: a matter of alternatives
             search = self._search(job, reading)
             search.begin([Frame(fit) for fit in self._fits(job, at)])
             job.outcome = search.run()
             return False
-        job.ids, job.stage = _replaced(job.ids, at, fits[0]), 0
+        job.ids, job.stage = _replaced(job.ids, at, nearest), 0
         job.repairs += 1
         return True
 
