@@ -320,6 +320,52 @@ def test_bench_inversion(document: Any, run: Run, model: str) -> None:
     assert out.startswith("layer 1: 2 of 2 exact")
 
 
+def test_bench_throughput(document: Any, run: Run, model: str) -> None:
+    given = ["bench", "throughput", "--model", model, "--layers", "1,final", "--prose", 0, "--code", 0]
+    given += ["--random", 3, "--length", 5, "--rounds", 1]
+    code, found = document(*given)
+    assert code == 0
+    for row in found["layers"].values():
+        assert (row["exact"], row["prompts"], row["status"]["not_recovered"]) == (3, 3, 0)
+        assert row["fraction_of_forward"] == found["forward_seconds"] / row["seconds"]
+    code, out, _ = run(*given)
+    assert (code, out.startswith("layer 1: 3 of 3 exact")) == (0, True)
+    code, found = document(*given[:-1], 0)
+    assert (code, found["error"]["code"]) == (2, "bad_option")
+
+
+def test_bench_pairs(document: Any, run: Run) -> None:
+    given = ["bench", "pairs", "--n", 600, "--d", 12, "--rounds", 1]
+    code, found = document(*given)
+    assert code == 0
+    assert found["fraction_of_matmul"] == found["product_seconds"] / found["seconds"]
+    assert found["pairs"] == 600 * 599 // 2
+    closest = found["closest"]
+    assert (closest["first"], closest["second"]) == (0, 599)
+    assert closest["distance"] == pytest.approx(1e-3, rel=1e-2)
+    code, out, _ = run(*given)
+    assert (code, out.startswith("fraction of matmul: ")) == (0, True)
+    code, found = document("bench", "pairs", "--n", 1)
+    assert (code, found["error"]["code"]) == (2, "bad_option")
+
+
+def test_a_proof_is_stored_and_drawn(document: Any, run: Run, model: str, tmp_path: Path) -> None:
+    given = ["invert", "--model", model, "--prompts", "random", "--count", 1, "--length", 4, "--layer", 1]
+    given += ["--prove", "--out", tmp_path / "proof"]
+    code, found = document(*given)
+    assert code == 0
+    (result,) = found["results"]
+    assert [p["tolerated_noise"] for p in result["positions"]] == [
+        p["margin"] / 2 for p in result["positions"]
+    ]
+    assert result["margin"] == min(p["margin"] for p in result["positions"])
+    assert "Margins at layer 1" in (tmp_path / "proof" / "margins-0.html").read_text(encoding="utf-8")
+    code, out, _ = run(*given)
+    assert (code, "tolerated D/2" in out) == (0, True)
+    code, found = document(*given[:-3], "--proposers", "tea-leaves")
+    assert (code, found["error"]["code"]) == (2, "bad_option")
+
+
 def test_lens(document: Any, run: Run, model: str, tmp_path: Path) -> None:
     given = ["lens", "train", "--model", model, "--layer", 1, "--prompts", "random", "--steps", 3]
     given += ["--batch-tokens", 64, "--rank", 4, "--hidden", 8]

@@ -97,6 +97,21 @@ def test_the_oracle_agrees(x: Tensor, k: int, tile: int) -> None:  # N3, N4
         assert scan.count_below(thresholds) == counts
 
 
+@pytest.mark.parametrize("offset", [0.0, 3000.0])
+def test_quantiles_lie_within_their_bounds(offset: float) -> None:
+    x = offset + torch.randn(900, 24, generator=torch.Generator().manual_seed(2))
+    x[5] = x[6]
+    scan = PairScan(x, tile=256)
+    exact = torch.tensor([pair[2] for pair in oracle_pairs(x)], dtype=torch.float64)
+    assert scan.spread.pairs == len(exact)
+    for q in (0.0, 0.01, 0.5, 0.99, 1.0):
+        true = float(exact[max(0, min(len(exact), int(np.ceil(q * len(exact)))) - 1)])
+        found = scan.spread.quantile(q)
+        assert found.low <= true <= found.high
+        if true > 1.0:
+            assert found.value == pytest.approx(true, rel=5e-4)
+
+
 @pytest.mark.parametrize("tile", [256, 768, 4096])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_neither_tiles_nor_arithmetic_change_a_bit(tile: int, dtype: torch.dtype) -> None:  # N4

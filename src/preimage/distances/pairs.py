@@ -6,6 +6,7 @@ cannot exclude is recomputed from the original rows, and ties go to the lower in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from preimage.distances.direct import row_distances
 from preimage.distances.rows import require_finite, same_rows
-from preimage.distances.screen import BLOCK, Screen
+from preimage.distances.screen import BLOCK, Histogram, Screen
 from preimage.errors import OptionError
 
 _CERTIFIED = 2**16  # pairs recomputed at once
@@ -37,6 +38,37 @@ class Nearest(NamedTuple):
 
     indices: Int[Tensor, " row"]
     distances: Float[Tensor, " row"]
+
+
+class Quantile(NamedTuple):
+    """A quantile of all distances: between ``low`` and ``high``, both proven; ``value`` is in the middle."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Spread:
+    """The distances of all pairs, counted in bins of 1/4096 of a distance."""
+
+    def __init__(self, histogram: Histogram, screen: Screen) -> None:
+        self._histogram = histogram
+        self._cumulative = histogram.finite.cumsum(0)
+        self._error = float(screen.bound(screen.rows.norms.argmax()[None], screen.rows.norms.max()[None]))
+        self._slack, self._scale = float(screen.slack.max()), screen.scale
+
+    @property
+    def pairs(self) -> int:
+        """Pairs counted."""
+        return int(self._cumulative[-1])
+
+    def quantile(self, q: float) -> Quantile:
+        """The distance that a share ``q`` of all pairs does not exceed."""
+        rank = min(max(1, math.ceil(q * self.pairs)), self.pairs)
+        low, high = self._histogram.edges(int(torch.searchsorted(self._cumulative, rank)))
+        lowest = max(0.0, max(0.0, low - self._error) ** 0.5 - self._slack) / self._scale
+        highest = ((high + self._error) ** 0.5 + self._slack) / self._scale
+        return Quantile(((low + high) / 2) ** 0.5 / self._scale, lowest, highest)
 
 
 class PairScan:
@@ -102,6 +134,14 @@ class PairScan:
                 for number, threshold in enumerate(thresholds):
                     counts[number] += int(weight[away < threshold].sum())
         return counts
+
+    @cached_property
+    def spread(self) -> Spread:
+        """How the distances of all pairs are distributed."""
+        screen = Screen(self._x, dtype=self._dtype or torch.float32, tile=self._tile)
+        histogram = Histogram(self._x.device)
+        screen.minima(histogram)
+        return Spread(histogram, screen)
 
     # Rows that differ.
 

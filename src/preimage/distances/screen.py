@@ -38,7 +38,8 @@ class Side:
             rounded = exact.to(dtype)
             squares = rounded.double().square().sum(dim=1)
             self.norms[part] = squares.sqrt()
-            self.rounding[part] = (exact - rounded.double()).square().sum(dim=1).sqrt()
+            rounding = (exact - rounded.double()).square().sum(dim=1).sqrt()
+            self.rounding[part] = rounding + torch.finfo(torch.float64).eps * self.norms[part]
             self.left[part, :d], self.left[part, d] = -2 * rounded, squares.to(dtype)
             self.right[part, :d], self.right[part, d + 1] = rounded, squares.to(dtype)
         self.left[:, d + 1] = 1
@@ -95,27 +96,19 @@ class Screen:
         reach = self.rows.norms[rows][:, None] + norms[None, :]
         return self._error * reach.square() + self._underflow
 
-    def minima(self) -> Float[Tensor, "row block"]:
-        """For each row the smallest screened value in each block of columns, itself left out."""
-        rows, columns, tile = self.rows, self.columns, self._tile
-        found = rows.left.new_full((len(rows.left), columns.blocks), torch.inf)
-        buffer = rows.left.new_empty(min(tile, len(rows.left)) * min(tile, len(columns.left)))
-        with exact_products():
-            for a, b in self._tiles():
-                left, right = rows.left[a], columns.right[b]
-                values = buffer[: len(left) * len(right)].view(len(left), len(right))
-                torch.mm(left, right.T, out=values)
-                if b.stop > columns.count:
-                    values[:, columns.count - b.start :] = torch.inf
-                if a.stop > rows.count:
-                    values[rows.count - a.start :] = torch.inf
-                if self.within and a == b:
-                    values.fill_diagonal_(torch.inf)
-                across = slice(b.start // BLOCK, b.stop // BLOCK)
-                found[a, across] = values.view(len(left), -1, BLOCK).amin(dim=2)
-                if self.within and a != b:
-                    down = slice(a.start // BLOCK, a.stop // BLOCK)
-                    found[b, down] = values.view(-1, BLOCK, len(right)).amin(dim=1).T
+    def minima(self, histogram: Histogram | None = None) -> Float[Tensor, "row block"]:
+        """For each row the smallest screened value in each block of columns, itself left out.
+
+        With ``histogram`` every pair is counted there on the way.
+        """
+        found = self.rows.left.new_full((len(self.rows.left), self.columns.blocks), torch.inf)
+        for a, b, values in self._tiles():
+            across, down = (slice(part.start // BLOCK, part.stop // BLOCK) for part in (b, a))
+            found[a, across] = values.view(len(values), -1, BLOCK).amin(dim=2)
+            if self.within and a != b:
+                found[b, down] = values.view(-1, BLOCK, values.shape[1]).amin(dim=1).T
+            if histogram is not None:
+                histogram.add(values, upper=self.within and a == b)
         return found
 
     def block_values(self, rows: Int[Tensor, " some"], block: int) -> Float[Tensor, "some column"]:
@@ -136,12 +129,60 @@ class Screen:
         error = self.bound(rows, self.columns.norms[start : start + values.shape[1]])
         return values.double() - error <= limits[:, None]
 
-    def _tiles(self) -> Iterator[tuple[slice, slice]]:
-        """Pairs of row and column ranges; within one set only those on and above the diagonal."""
-        for a in _ranges(len(self.rows.left), self._tile):
-            for b in _ranges(len(self.columns.left), self._tile):
-                if not self.within or b.start >= a.start:
-                    yield a, b
+    def _tiles(self) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Ranges of rows and columns and their screened values, what is no pair infinite.
+
+        Within one set only tiles on and above the diagonal. The values are overwritten by the next tile's.
+        """
+        rows, columns, tile = self.rows, self.columns, self._tile
+        buffer = rows.left.new_empty(min(tile, len(rows.left)) * min(tile, len(columns.left)))
+        for a in _ranges(len(rows.left), tile):
+            for b in _ranges(len(columns.left), tile):
+                if self.within and b.start < a.start:
+                    continue
+                left, right = rows.left[a], columns.right[b]
+                values = buffer[: len(left) * len(right)].view(len(left), len(right))
+                with exact_products():
+                    torch.mm(left, right.T, out=values)
+                if b.stop > columns.count:
+                    values[:, columns.count - b.start :] = torch.inf
+                if a.stop > rows.count:
+                    values[rows.count - a.start :] = torch.inf
+                if self.within and a == b:
+                    values.fill_diagonal_(torch.inf)
+                yield a, b, values
+
+
+class Histogram:
+    """Counts of squared values by the leading bits of their float32: bins of 1/2048 of a value.
+
+    Bits of positive floats are in the order of the floats, so that binning is a shift.
+    """
+
+    _SHIFT = 12
+
+    def __init__(self, device: torch.device) -> None:
+        self.counts = torch.zeros(2 ** (31 - self._SHIFT), dtype=torch.int64, device=device)
+
+    def add(self, values: Float[Tensor, "row column"], upper: bool) -> None:
+        """Count finite values: all, or those above the diagonal."""
+        bits = values.float().clamp_min(0.0).view(torch.int32)
+        if upper:
+            mask = torch.ones_like(values, dtype=torch.bool).triu(1)
+            bits = bits[mask]
+        keys = (bits.flatten() >> self._SHIFT).long()
+        self.counts += torch.bincount(keys, minlength=len(self.counts))
+
+    def edges(self, index: int) -> tuple[float, float]:
+        """The smallest and the largest value of a bin."""
+        low, high = ((index << self._SHIFT), ((index + 1) << self._SHIFT) - 1)
+        ends = torch.tensor([low, high], dtype=torch.int32).view(torch.float32)
+        return float(ends[0]), float(ends[1])
+
+    @property
+    def finite(self) -> Int[Tensor, " bin"]:
+        """Counts without the bin of what is no pair."""
+        return self.counts[: 0x7F800000 >> self._SHIFT]
 
 
 def bare_products(x: Float[Tensor, "row d"], dtype: torch.dtype = torch.float32) -> None:
