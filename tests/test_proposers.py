@@ -93,15 +93,21 @@ def test_a_pass_that_contradicts_an_earlier_one_is_decided_alone(monkeypatch: py
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_a_spent_budget_keeps_what_was_verified(together: bool) -> None:
+@pytest.mark.parametrize("tests", [1, 7, 40, 150])
+@pytest.mark.parametrize("useless", [True, False])
+def test_a_spent_budget_keeps_what_was_verified(together: bool, tests: int, useless: bool) -> None:
     model = tiny("gpt2")
     prompt = random_ids(12, 1)
     states = preimage.capture(model, [prompt], layers=2).at(0, 2)
-    (outcome,) = engine(model, 2, Useless(), together).run([states], [Budget(150, None)])
+    budget = Budget(tests, None)
+    proposer = Useless() if useless else build_proposer(model, 2)
+    (outcome,) = engine(model, 2, proposer, together).run([states], [budget])
     ids = [fit.position.token_id for fit in outcome.partial]
-    assert 0 < len(ids) < 12
     assert ids == prompt[: len(ids)]
-    assert "budget of 150 tests" in outcome.reason
+    assert budget.tests <= tests
+    if useless or tests < 12:
+        assert len(ids) < 12
+        assert f"budget of {tests} tests" in outcome.reason
 
 
 def test_the_codebook_ranks_far_above_chance_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,10 @@ class Job:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def affordable(self, end: int, rows: int = 1) -> Int[Tensor, " some"]:
+        """The proposal up to a position, no longer than what so many rows of it may still test."""
+        return self.ids[: min(end, self.verified + max(1, self.budget.tests_left // rows))]
+
     @cached_property
     def prefix(self) -> Prefix:
         """Where its mismatches are repaired."""
@@ -126,24 +130,27 @@ class FastInverter:
                     if whole:
                         self._conclude(job, reading)
                     whole = True
-                elif self._repair(job, reading):
+                    continue
+                job.budget.check()
+                if self._repair(job, reading):
                     whole = job.repairs <= _WHOLE_REPAIRS
         except BudgetSpentError as spent:
             self._stop(job, spent)
 
     def _pass(self, job: Job, start: int) -> None:
         """Run a prompt from a position on; what agrees from the left is settled."""
+        row = job.ids if job.verified == len(job) else job.affordable(len(job))
         job.prefix.crop(start)
-        seen = self._verifier.observe(job.prefix.extend(job.ids[start:]))
-        job.distances = job.distances[:start] + row_distances(seen, job.observed[start:]).tolist()
+        seen = self._verifier.observe(job.prefix.extend(row[start:]))
+        job.distances = job.distances[:start] + row_distances(seen, job.observed[start : len(row)]).tolist()
         before = job.verified
-        job.verified = self._note_refusal(job, job.ids, job.distances)
-        job.budget.tests += max(0, job.verified - before) + (job.verified < len(job))
+        job.verified = self._note_refusal(job, row, job.distances)
+        job.budget.tests += max(0, job.verified - before) + (job.verified < len(row))
 
     # Many prompts in shared passes.
 
     def _run_together(self, jobs: list[Job], padded: Tensor, reading: Reading) -> None:
-        rows = {job.index: [job.ids] for job in jobs}
+        rows = {job.index: [job.affordable(len(job))] for job in jobs}
         while rows:
             self._round(jobs, padded, rows, reading)
             following = {job.index: self._next(job, reading) for job in jobs if job.outcome is None}
@@ -185,10 +192,10 @@ class FastInverter:
             self._conclude(job, reading)
             return []
         refused = job.refused.get(at)
-        if not refused:  # the rest of the proposal was not run yet behind what is verified
-            return [job.ids]
         try:
             job.budget.check()
+            if not refused:  # the rest of the proposal was not run yet behind what is verified
+                return [job.affordable(len(job))]
             if job.stage == len(_LADDER):
                 if len(job.prefix) < at:
                     job.prefix.extend(job.ids[len(job.prefix) : at])
@@ -196,11 +203,11 @@ class FastInverter:
         except BudgetSpentError as spent:
             self._stop(job, spent)
             return []
-        count = _LADDER[job.stage]
-        end = len(job) if job.stage == 0 else at + 1
+        count = min(_LADDER[job.stage], job.budget.tests_left)
+        row = job.affordable(len(job) if job.stage == 0 else at + 1, count)
         job.stage += 1
         fresh = [t for t in reading.top(job.index, at, len(refused) + count) if t not in refused]
-        return [_replaced(job.ids[:end], at, token) for token in fresh[:count]] or self._next(job, reading)
+        return [_replaced(row, at, token) for token in fresh[:count]] or self._next(job, reading)
 
     # What both share.
 
