@@ -332,6 +332,8 @@ def test_bench_throughput(document: Any, run: Run, model: str) -> None:
     assert (code, out.startswith("layer 1: 3 of 3 exact")) == (0, True)
     code, found = document(*given[:-1], 0)
     assert (code, found["error"]["code"]) == (2, "bad_option")
+    code, found = document(*given, "--layers", 99)
+    assert (code, found["error"]["code"]) == (2, "bad_layer")
 
 
 def test_bench_pairs(document: Any, run: Run) -> None:
@@ -345,8 +347,9 @@ def test_bench_pairs(document: Any, run: Run) -> None:
     assert closest["distance"] == pytest.approx(1e-3, rel=1e-2)
     code, out, _ = run(*given)
     assert (code, out.startswith("fraction of matmul: ")) == (0, True)
-    code, found = document("bench", "pairs", "--n", 1)
-    assert (code, found["error"]["code"]) == (2, "bad_option")
+    for wrong in (["--n", 1], ["--device", "toaster"]):
+        code, found = document("bench", "pairs", *wrong)
+        assert (code, found["error"]["code"]) == (2, "bad_option")
 
 
 def test_a_proof_is_stored_and_drawn(document: Any, run: Run, model: str, tmp_path: Path) -> None:

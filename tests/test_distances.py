@@ -137,6 +137,20 @@ def test_the_screen_never_excludes_a_pair_within_its_bound(x: Tensor) -> None:  
     assert bool((true[apart] <= high * (1 + 1e-12) + slack).all())
 
 
+def test_between_two_sets_the_minima_enclose_the_truth() -> None:
+    generator = torch.Generator().manual_seed(8)
+    x, y = (7 + torch.randn(n, 20, generator=generator) for n in (300, 700))
+    screen = Screen(x, y, tile=256)
+    every = torch.arange(len(screen.rows.left))
+    minima, error = screen.minima().double(), screen.bound(every, screen.columns.block_norms)
+    true = row_distances(x[:, None], y[None]) * screen.scale
+    blocks = torch.stack([part.amin(dim=1) for part in true.split(256, dim=1)], dim=1)
+    low, high = ((minima + sign * error)[:300].clamp_min(0).sqrt() for sign in (-1, 1))
+    slack = screen.slack[:300, None]
+    assert bool((low - slack <= blocks).all())
+    assert bool((blocks <= high + slack).all())
+
+
 def test_reduced_precision_is_overridden_and_restored() -> None:  # N6
     x = 100 + torch.randn(400, 48, generator=torch.Generator().manual_seed(4))
     expected = PairScan(x).closest(5)

@@ -236,6 +236,13 @@ def test_states_far_from_any_token_are_refused_at_their_position() -> None:
     assert lost.failed_distance is not None
 
 
+def test_the_last_state_alone_cannot_be_proved() -> None:
+    model = tiny("llama")
+    states = preimage.capture(model, [random_ids(4)], 1, positions="last")
+    with pytest.raises(OptionError, match="last position alone"):
+        preimage.invert(model, states, prove=True)
+
+
 def test_an_inversion_that_was_not_proved_has_no_margins_to_draw() -> None:
     model = tiny("llama")
     (found,) = preimage.invert(model, preimage.capture(model, [random_ids(4)], 1))

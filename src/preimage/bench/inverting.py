@@ -45,8 +45,8 @@ def bench_inversion(
     """
     if length < 1 or prose + code + random < 1:
         raise OptionError("A benchmark needs prompts of at least one token.", "Give larger numbers.")
-    prompts = _prompts(model, {"default:prose": prose, "default:code": code, "random": random}, length, seed)
     chosen = parse_layers(layers, model.n_layers)
+    prompts = _prompts(model, {"default:prose": prose, "default:code": code, "random": random}, length, seed)
     table: dict[str, Any] = {}
     for done, layer in enumerate(chosen):
         progress(done, len(chosen), f"layers, now {layer}")
@@ -157,6 +157,7 @@ def bench_throughput(
     counts = {"default:prose": prose, "default:code": code, "random": random}
     if rounds < 1 or length < 1 or sum(counts.values()) < 1:
         raise OptionError("A benchmark needs rounds and prompts.", "Give numbers of at least 1.")
+    chosen = parse_layers(layers, model.n_layers)
     prompts = _prompts(model, counts, length, seed)
     size = max(1, _PLAIN_BATCH_TOKENS // length)
     batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
@@ -167,7 +168,6 @@ def bench_throughput(
 
     plain()  # warm
     forward = statistics.median(seconds(plain, model.device) for _ in range(rounds))
-    chosen = parse_layers(layers, model.n_layers)
     table: dict[str, Any] = {}
     for done, layer in enumerate(chosen):
         progress(done, len(chosen), f"layers, now {layer}")

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from preimage.bench.timing import device_of, hardware_of, seconds
+from preimage.bench.timing import hardware_of, seconds
 from preimage.distances import PairScan
 from preimage.distances.screen import bare_products
 from preimage.errors import OptionError
+from preimage.models.loading import parse_device
 from preimage.progress import Progress, silent
 
 
@@ -31,7 +32,7 @@ def bench_pairs(
     """
     if n < 2 or d < 1 or rounds < 1:
         raise OptionError(f"n = {n}, d = {d}, rounds = {rounds}.", "Give n >= 2, d >= 1, rounds >= 1.")
-    on = device_of(device)
+    on = parse_device(device)
     x = 3 + torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
     x[n - 1] = x[0] + 1e-3 / d**0.5
     x = x.to(on)

@@ -35,13 +35,6 @@ def hardware(model: LanguageModel) -> dict[str, Any]:
     return hardware_of(model.device)
 
 
-def device_of(name: str) -> torch.device:
-    """The device of a name; ``auto`` is a GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
 def hardware_of(device: torch.device) -> dict[str, Any]:
     """The same for a device."""
     return {

@@ -28,6 +28,9 @@ Source = Annotated[
 Count = Annotated[int | None, typer.Option(help="Use so many prompts of --prompts.")]
 Length = Annotated[int | None, typer.Option(help="Cut --prompts into windows of so many tokens.")]
 Seed = Annotated[int, typer.Option(help="Seed of every random choice; stored in the result.")]
+Proposers = Annotated[
+    str | None, typer.Option(help="Of lens, codebook, prior, gradient; default: the best there is.")
+]
 Bos = Annotated[
     bool | None,
     typer.Option("--bos/--no-bos", help="Begin with BOS or not; default: the tokenizer's way."),

@@ -6,9 +6,16 @@ from typing import Annotated
 
 import typer
 
-from preimage.cli.arguments import Device, Dtype, Json, Model
+from preimage.cli.arguments import Device, Dtype, Json, Model, Proposers, Seed
 from preimage.cli.terminal import print_json, print_lines, progress_bar
 from preimage.schema import SCHEMA
+
+Layers = Annotated[str, typer.Option(help="Layers to invert from.")]
+Prose = Annotated[int, typer.Option(help="Prompts of prose.")]
+Code = Annotated[int, typer.Option(help="Prompts of code.")]
+Random = Annotated[int, typer.Option(help="Prompts of random tokens.")]
+Tokens = Annotated[int, typer.Option(help="Tokens a prompt.")]
+Rounds = Annotated[int, typer.Option(help="Rounds; medians are reported.")]
 
 app = typer.Typer(help="Measure speed, as ratios within one run.", no_args_is_help=True)
 
@@ -22,7 +29,7 @@ def _group() -> None:
 def capture(
     model: Model = "smollm2",
     count: Annotated[int, typer.Option(help="Prompts a round.")] = 16,
-    length: Annotated[int, typer.Option(help="Tokens a prompt.")] = 64,
+    length: Tokens = 64,
     rounds: Annotated[int, typer.Option(help="Rounds; the median ratio is reported.")] = 5,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens in one pass, on both sides.")] = None,
     dtype: Dtype = "float32",
@@ -56,18 +63,16 @@ def capture(
 @app.command("inversion")
 def inversion(
     model: Model = "smollm2",
-    layers: Annotated[str, typer.Option(help="Layers to invert from.")] = "15,30",
-    prose: Annotated[int, typer.Option(help="Prompts of prose.")] = 20,
-    code: Annotated[int, typer.Option(help="Prompts of code.")] = 10,
-    random: Annotated[int, typer.Option(help="Prompts of random tokens.")] = 10,
-    length: Annotated[int, typer.Option(help="Tokens a prompt.")] = 64,
+    layers: Layers = "15,30",
+    prose: Prose = 20,
+    code: Code = 10,
+    random: Random = 10,
+    length: Tokens = 64,
     sipit_prompts: Annotated[int, typer.Option(help="Prompts also inverted by SIPIT; slow.")] = 1,
     sipit_length: Annotated[int, typer.Option(help="Tokens of those prompts.")] = 20,
     sipit_seconds: Annotated[float, typer.Option(help="Time limit of each SIPIT run.")] = 120.0,
-    proposers: Annotated[
-        str | None, typer.Option(help="Of lens, codebook, prior, gradient; default: the best there is.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the choice of prompts.")] = 0,
+    proposers: Proposers = None,
+    seed: Seed = 0,
     dtype: Dtype = "float32",
     device: Device = "auto",
     json: Json = False,
@@ -76,13 +81,13 @@ def inversion(
     import preimage
     from preimage.bench import bench_inversion
 
+    _check_layers(model, layers)
     loaded = preimage.load(model, dtype=dtype, device=device)
     with progress_bar() as progress:
         result = bench_inversion(
             loaded, layers, prose=prose, code=code, random=random, length=length,
             sipit_prompts=sipit_prompts, sipit_length=sipit_length, sipit_seconds=sipit_seconds,
-            proposers=proposers,
-            seed=seed, progress=progress,
+            proposers=proposers, seed=seed, progress=progress,
         )  # fmt: skip
     if json:
         print_json({"schema": SCHEMA, "command": "bench inversion", **result})
@@ -102,16 +107,14 @@ def inversion(
 @app.command("throughput")
 def throughput(
     model: Model = "smollm2",
-    layers: Annotated[str, typer.Option(help="Layers to invert from.")] = "15",
-    prose: Annotated[int, typer.Option(help="Prompts of prose.")] = 400,
-    code: Annotated[int, typer.Option(help="Prompts of code.")] = 300,
-    random: Annotated[int, typer.Option(help="Prompts of random tokens.")] = 300,
-    length: Annotated[int, typer.Option(help="Tokens a prompt.")] = 64,
-    rounds: Annotated[int, typer.Option(help="Rounds; medians are reported.")] = 3,
-    proposers: Annotated[
-        str | None, typer.Option(help="Of lens, codebook, prior, gradient; default: the best there is.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the choice of prompts.")] = 0,
+    layers: Layers = "15",
+    prose: Prose = 400,
+    code: Code = 300,
+    random: Random = 300,
+    length: Tokens = 64,
+    rounds: Rounds = 3,
+    proposers: Proposers = None,
+    seed: Seed = 0,
     dtype: Dtype = "float32",
     device: Device = "auto",
     json: Json = False,
@@ -120,6 +123,7 @@ def throughput(
     import preimage
     from preimage.bench import bench_throughput
 
+    _check_layers(model, layers)
     loaded = preimage.load(model, dtype=dtype, device=device)
     with progress_bar() as progress:
         result = bench_throughput(
@@ -140,7 +144,7 @@ def throughput(
 def pairs(
     n: Annotated[int, typer.Option(help="Rows.")] = 20_000,
     d: Annotated[int, typer.Option(help="Width of a row.")] = 576,
-    rounds: Annotated[int, typer.Option(help="Rounds; medians are reported.")] = 3,
+    rounds: Rounds = 3,
     seed: Annotated[int, typer.Option(help="Seed of the rows.")] = 0,
     device: Device = "auto",
     json: Json = False,
@@ -157,3 +161,13 @@ def pairs(
             f"fraction of matmul: {result['fraction_of_matmul']:.3f}",
             f"{result['pairs']} pairs in {result['seconds']:.2f} s, {result['pairs_per_second']:.3g}/s",
         )
+
+
+def _check_layers(model: str, layers: str) -> None:
+    """Refuse a wrong layer before the weights are read."""
+    from preimage.layers import parse_layers
+    from preimage.models import read_preview
+
+    known = read_preview(model)
+    if known is not None:
+        parse_layers(layers, known.n_layers)

@@ -17,6 +17,7 @@ from preimage.cli.arguments import (
     Json,
     Length,
     PromptChoice,
+    Proposers,
     Seed,
     Source,
     Texts,
@@ -49,9 +50,7 @@ def invert(
     bos: Bos = None,
     layer: Annotated[str | None, typer.Option(help="The layer to invert from.")] = None,
     method: Annotated[str, typer.Option(help="fast, sipit or brute-force.")] = "fast",
-    proposers: Annotated[
-        str | None, typer.Option(help="Of lens, codebook, prior, gradient; default: the best there is.")
-    ] = None,
+    proposers: Proposers = None,
     prove: Annotated[bool, typer.Option(help="Try the whole vocabulary at every position; slow.")] = False,
     tolerance: Annotated[float | None, typer.Option(help="Relative; default: calibrated.")] = None,
     max_tests: Annotated[int | None, typer.Option(help="Verifier tests a prompt may cost.")] = None,

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from preimage.errors import LayerError
+from preimage.errors import LayerError, OptionError
 from preimage.execution import run_each
 from preimage.inversion.budget import Budget
 from preimage.inversion.fast import FastInverter, RepairPolicy
@@ -64,6 +64,8 @@ def invert(
             raise LayerError("A bare tensor does not say its layer.", "Give layer=.")
         states = States.from_tensor(states, parse_layer(layer, model.n_layers))
     at = _choose_layer(states, layer, model.n_layers)
+    if chosen.prove and states.positions != "all":
+        raise OptionError("These states keep the last position alone.", "Prove states of every position.")
     states.require_width(model)
     verifier = _verifier(model, states, at, chosen)
     states.require_finite(at)  # before any work is done
@@ -86,7 +88,7 @@ def invert(
         for index, result in zip(indices, found, strict=True):
             if proposer is not None:
                 result = replace(result, proposer=proposer.name)
-            if chosen.prove and states.positions == "all":
+            if chosen.prove:
                 result = prove(model, result, states.at(index, at), verifier, progress)
             if folder is not None:
                 folder.add(str(index), result.to_dict())

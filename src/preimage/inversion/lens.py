@@ -42,7 +42,7 @@ class LensShape:
 class Standardise(nn.Module):
     """States centred and scaled, by one set of statistics for attention sinks and one for all others.
 
-    The first position is an attention sink: its state is a hundred times longer than others and points
+    The first position is an attention sink: its state is far longer than others and points
     elsewhere. After it, other positions may become sinks too (a few in a thousand random tokens). They are
     known by how far they lie along the line from ordinary states to first ones.
     """

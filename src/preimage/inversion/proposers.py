@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,6 +23,9 @@ from preimage.inversion.readings import Keys, Part, Reading
 from preimage.layers import Layer
 from preimage.models import LanguageModel
 
+Observed: TypeAlias = Float[Tensor, "prompt position d_model"]
+Valid: TypeAlias = Bool[Tensor, "prompt position"]
+
 _WEIGHTS = (0.0, 0.5, 1.0, 2.0, 4.0)  # of the prior, to choose from
 _CALIBRATION = 32  # prompts to choose on, half of them text
 _LIFT_TOKENS = 16384  # tokens carried on to another layer in one pass
@@ -34,11 +37,7 @@ class Proposer(Protocol):
 
     name: str
 
-    def read(
-        self,
-        observed: Float[Tensor, "prompt position d_model"],
-        valid: Bool[Tensor, "prompt position"],
-    ) -> Reading:
+    def read(self, observed: Observed, valid: Valid) -> Reading:
         """The scores at every position; what stands at positions that are not valid means nothing."""
 
 
@@ -51,11 +50,7 @@ class LensProposer:
         with torch.inference_mode():
             self._keys = Keys(lens.keys(features_of(model)), lens.bias.detach())
 
-    def read(
-        self,
-        observed: Float[Tensor, "prompt position d_model"],
-        valid: Bool[Tensor, "prompt position"],
-    ) -> Reading:
+    def read(self, observed: Observed, valid: Valid) -> Reading:
         """Queries from each position and its neighbours."""
         with torch.inference_mode():
             states = _lift(self._model, observed, self._layer, self._at)
@@ -73,11 +68,7 @@ class CodebookProposer:
         with torch.inference_mode():
             self._books = codebook.keys(features_of(model))
 
-    def read(
-        self,
-        observed: Float[Tensor, "prompt position d_model"],
-        valid: Bool[Tensor, "prompt position"],
-    ) -> Reading:
+    def read(self, observed: Observed, valid: Valid) -> Reading:
         """Nearest entries, after what the neighbours say of the context is taken out."""
         with torch.inference_mode():
             return Reading((self._codebook.part(observed, valid, self._books),), observed.shape[1])
@@ -90,11 +81,7 @@ class SumProposer:
         self.name = f"{first.name}+{second.name}"
         self._both = first, second
 
-    def read(
-        self,
-        observed: Float[Tensor, "prompt position d_model"],
-        valid: Bool[Tensor, "prompt position"],
-    ) -> Reading:
+    def read(self, observed: Observed, valid: Valid) -> Reading:
         """Both readings in one."""
         parts = [part for proposer in self._both for part in proposer.read(observed, valid).parts]
         return Reading(tuple(parts), observed.shape[1])
@@ -129,11 +116,7 @@ class PriorProposer:
         if base is not None and weighting is None:
             self._weighting = self._calibrate()
 
-    def read(
-        self,
-        observed: Float[Tensor, "prompt position d_model"],
-        valid: Bool[Tensor, "prompt position"],
-    ) -> Reading:
+    def read(self, observed: Observed, valid: Valid) -> Reading:
         """Log-probabilities up to a constant a position; none at the first."""
         with torch.inference_mode():
             base = None if self._base is None else self._base.read(observed, valid)

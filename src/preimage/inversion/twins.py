@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from preimage.distances import same_rows
 from preimage.models import LanguageModel
 
 _NEAREST = 16
@@ -81,11 +82,8 @@ def find_near_twins(table: Tensor) -> Groups:
 
 
 def find_twins(table: Tensor) -> Groups:
-    """Groups of bit-identical rows, by hashing row bytes; -0.0 counts as 0.0."""
-    rows = (table + 0.0).cpu().contiguous()
-    width = rows.shape[1] * rows.element_size()
-    data = rows.view(torch.uint8).reshape(len(rows), width).numpy()
-    groups: dict[bytes, list[int]] = {}
-    for index in range(len(rows)):
-        groups.setdefault(data[index].tobytes(), []).append(index)
+    """Groups of bit-identical rows."""
+    groups: dict[int, list[int]] = {}
+    for index, first in enumerate(same_rows(table).tolist()):
+        groups.setdefault(first, []).append(index)
     return {i: tuple(group) for group in groups.values() if len(group) > 1 for i in group}

@@ -75,7 +75,7 @@ class Inversion:
     candidate was; ``token_ids`` is the verified part.
 
     ``margin`` is the smallest distance, over positions, from the observed state to the nearest tested token
-    that is not the accepted one: an upper bound of the true margin unless the whole vocabulary was tested.
+    that is not the accepted one: an upper bound of the true margin. Once proved it is the smallest D.
     """
 
     status: Status
