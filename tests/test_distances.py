@@ -9,7 +9,8 @@ from torch import Tensor
 
 import preimage
 from preimage.distances import PairScan, closest_pairs, nearest_neighbors, row_distances, same_rows
-from preimage.distances.screen import Screen, exact_products
+from preimage.distances.arithmetic import ARITHMETICS, products
+from preimage.distances.screen import Screen
 from preimage.errors import OptionError, StatesError
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -86,8 +87,8 @@ def row_sets(draw: st.DrawFn) -> Tensor:
 def test_the_oracle_agrees(x: Tensor, k: int, tile: int) -> None:  # N3, N4
     expected = oracle_pairs(x)
     away = oracle(x)
-    for dtype in (None, torch.float32, torch.float64):
-        scan = PairScan(x, dtype=dtype, tile=tile)
+    for arithmetic in (None, *ARITHMETICS):
+        scan = PairScan(x, arithmetic=arithmetic, tile=tile)
         assert [tuple(pair) for pair in scan.closest(k)] == expected[:k]
         assert torch.equal(scan.nearest.distances, away.amin(dim=1))
         assert torch.equal(scan.nearest.indices, away.argmin(dim=1))
@@ -97,11 +98,13 @@ def test_the_oracle_agrees(x: Tensor, k: int, tile: int) -> None:  # N3, N4
         assert scan.count_below(thresholds) == counts
 
 
+@pytest.mark.parametrize("twin", ["none", "one"])
 @pytest.mark.parametrize("offset", [0.0, 3000.0])
-def test_quantiles_lie_within_their_bounds(offset: float) -> None:
+def test_quantiles_lie_within_their_bounds(offset: float, twin: str) -> None:
     x = offset + torch.randn(900, 24, generator=torch.Generator().manual_seed(2))
-    x[5] = x[6]
-    scan = PairScan(x, tile=256)
+    if twin == "one":
+        x[5] = x[6]
+    scan = PairScan(x, tile=256, spread=twin == "none")
     exact = torch.tensor([pair[2] for pair in oracle_pairs(x)], dtype=torch.float64)
     assert scan.spread.pairs == len(exact)
     for q in (0.0, 0.01, 0.5, 0.99, 1.0):
@@ -113,21 +116,21 @@ def test_quantiles_lie_within_their_bounds(offset: float) -> None:
 
 
 @pytest.mark.parametrize("tile", [256, 768, 4096])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_neither_tiles_nor_arithmetic_change_a_bit(tile: int, dtype: torch.dtype) -> None:  # N4
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+def test_neither_tiles_nor_arithmetic_change_a_bit(tile: int, arithmetic: str) -> None:  # N4
     x = 50 + torch.randn(1500, 40, generator=torch.Generator().manual_seed(2))
-    reference, other = PairScan(x), PairScan(x, dtype=dtype, tile=tile)
+    reference, other = PairScan(x), PairScan(x, arithmetic=arithmetic, tile=tile)
     assert torch.equal(reference.nearest.distances, other.nearest.distances)
     assert torch.equal(reference.nearest.indices, other.nearest.indices)
     assert reference.closest(25) == other.closest(25)
 
 
 @settings(max_examples=60, deadline=None)
-@given(x=row_sets())
-def test_the_screen_never_excludes_a_pair_within_its_bound(x: Tensor) -> None:  # N5
-    screen = Screen(x)
+@given(x=row_sets(), arithmetic=st.sampled_from(list(ARITHMETICS)))
+def test_the_screen_never_excludes_a_pair_within_its_bound(x: Tensor, arithmetic: str) -> None:  # N5
+    screen = Screen(x, arithmetic=ARITHMETICS[arithmetic])
     every = torch.arange(len(x))
-    values = screen.block_values(every, 0).double()
+    values = screen.arithmetic.product(screen.rows.left, screen.columns.right)[: len(x), : len(x)].double()
     error = screen.bound(every, screen.columns.norms[: len(x)])
     true = oracle(x) * screen.scale
     apart = torch.isfinite(true)
@@ -135,6 +138,53 @@ def test_the_screen_never_excludes_a_pair_within_its_bound(x: Tensor) -> None:  
     low, high = (values - error)[apart].clamp_min(0).sqrt(), (values + error)[apart].clamp_min(0).sqrt()
     assert bool((low <= true[apart] * (1 + 1e-12) + slack).all())
     assert bool((true[apart] <= high * (1 + 1e-12) + slack).all())
+
+
+@settings(max_examples=60, deadline=None)
+@given(x=row_sets(), cut=st.floats(0.1, 0.9), k=st.integers(1, 12), tile=st.sampled_from([256, 2048]))
+def test_the_oracle_agrees_between_two_sets(x: Tensor, cut: float, k: int, tile: int) -> None:  # N3
+    at = min(max(1, int(cut * len(x))), len(x) - 1)
+    a, b = x[:at], x[at:]
+    away = row_distances(a[:, None], b[None])
+    expected = sorted((float(away[i, j]), i, j) for i in range(len(a)) for j in range(len(b)))
+    for arithmetic in (None, *ARITHMETICS):
+        scan = PairScan(a, b, arithmetic=arithmetic, tile=tile, spread=True)
+        assert scan.pairs == len(expected)
+        assert [(pair.distance, pair.first, pair.second) for pair in scan.closest(k)] == expected[:k]
+        assert torch.equal(scan.nearest.distances, away.amin(dim=1))
+        assert torch.equal(scan.nearest.indices, away.argmin(dim=1))
+        thresholds = [0.0, expected[len(expected) // 2][0], 2 * expected[-1][0] + 1e-300]
+        assert scan.count_below(thresholds) == [sum(p[0] < limit for p in expected) for limit in thresholds]
+        assert scan.spread.pairs == len(expected)
+
+
+def test_pairs_within_a_reach_are_all_named() -> None:
+    x = torch.randn(300, 6, generator=torch.Generator().manual_seed(3))
+    x[7] = x[5]
+    reach = sorted(pair[2] for pair in oracle_pairs(x))[40]
+    found = {(int(i), int(j)) for a, b, _ in PairScan(x).within(reach) for i, j in zip(a, b, strict=True)}
+    expected = {(i, j) for i, j, away in oracle_pairs(x) if away <= reach and 7 not in (i, j)}
+    assert found == expected
+
+
+def test_tiles_may_be_run_in_any_order_elsewhere() -> None:  # N4
+    x = 50 + torch.randn(1500, 40, generator=torch.Generator().manual_seed(2))
+
+    def backwards(work, tiles):  # type: ignore[no-untyped-def]
+        done = {index: work(tiles[index]) for index in reversed(range(len(tiles)))}
+        return [done[index] for index in range(len(tiles))]
+
+    scan, other = PairScan(x, tile=256), PairScan(x, tile=512, each=backwards)
+    assert torch.equal(scan.nearest.distances, other.nearest.distances)
+    assert scan.closest(9) == other.closest(9)
+
+
+def test_data_that_reduced_precision_cannot_screen_gets_a_finer_one() -> None:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(8000, 8, generator=generator, dtype=torch.float64)
+    x[:4000] *= 1e-6  # half of the rows lie closer together than float32 sees beside the others
+    assert PairScan(x).arithmetic == "float64"
+    assert PairScan(torch.randn(3000, 8, generator=generator)).arithmetic == "float32"
 
 
 def test_between_two_sets_the_minima_enclose_the_truth() -> None:
@@ -154,15 +204,22 @@ def test_between_two_sets_the_minima_enclose_the_truth() -> None:
 def test_reduced_precision_is_overridden_and_restored() -> None:  # N6
     x = 100 + torch.randn(400, 48, generator=torch.Generator().manual_seed(4))
     expected = PairScan(x).closest(5)
-    before = torch.get_float32_matmul_precision()
+    places = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    before = [place.fp32_precision for place in places]
     try:
         torch.set_float32_matmul_precision("medium")
-        with exact_products():
-            assert torch.get_float32_matmul_precision() == "highest"
+        with products("ieee"):
+            assert [place.fp32_precision for place in places] == ["ieee", "ieee"]
+        with products("tf32"):
+            assert places[0].fp32_precision == "tf32"
         assert PairScan(x).closest(5) == expected
         assert torch.get_float32_matmul_precision() == "medium"
+        places[0].fp32_precision = "ieee"  # the newer way to say it; asking the older then fails
+        assert PairScan(x).closest(5) == expected
+        assert [place.fp32_precision for place in places] == ["ieee", "bf16"]
     finally:
-        torch.set_float32_matmul_precision(before)
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

@@ -3,61 +3,87 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from typing import Any
 
 import torch
 
 from preimage.bench.timing import hardware_of, seconds
-from preimage.distances import PairScan
+from preimage.distances import PairScan, row_distances
+from preimage.distances.arithmetic import FLOAT32, TF32
 from preimage.distances.screen import bare_products
 from preimage.errors import OptionError
 from preimage.models.loading import parse_device
 from preimage.progress import Progress, silent
+
+_PLANTED = 1e-2  # distance of the planted pair
 
 
 def bench_pairs(
     n: int = 20_000,
     d: int = 576,
     *,
-    rounds: int = 3,
+    sets: int = 1,
+    rounds: int = 5,
+    norm: float = 3000.0,
     device: str = "auto",
     seed: int = 0,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """The certified minimum and every row's nearest neighbour, beside the products alone.
 
-    ``fraction_of_matmul``: seconds of the float32 products of the same upper-triangle tiles, with nothing
-    done to them, over ours; medians of rounds that take turns. The rows are random and off centre, one pair
-    of them close.
+    ``fraction_of_matmul``: seconds of the products of the same upper-triangle tiles, with nothing done to
+    them, over ours, which take turns; the median of the rounds. On a CPU the products are float32's, on a
+    GPU TF32's. The rows are random, their norms about ``norm``, those of every other set with a shared offset
+    as long; each set has one planted pair, 0.01 apart, and ``planted`` says how many were found and right.
     """
-    if n < 2 or d < 1 or rounds < 1:
-        raise OptionError(f"n = {n}, d = {d}, rounds = {rounds}.", "Give n >= 2, d >= 1, rounds >= 1.")
+    if n < 3 or d < 1 or rounds < 1 or sets < 1:
+        raise OptionError(
+            f"n = {n}, d = {d}, sets = {sets}, rounds = {rounds}.",
+            "Give n >= 3 and at least 1 of the others.",
+        )
     on = parse_device(device)
-    x = 3 + torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
-    x[n - 1] = x[0] + 1e-3 / d**0.5
-    x = x.to(on)
-    ours, bare = [], []
-    scan = PairScan(x[: min(n, 2048)])  # warm
-    for done in range(rounds):
-        progress(done, rounds, "rounds")
-        bare.append(seconds(lambda: bare_products(x), on))
-
-        def certified() -> None:
-            nonlocal scan
-            scan = PairScan(x)
-            scan.closest(1)
-
-        ours.append(seconds(certified, on))
-    took = statistics.median(ours)
-    (pair,) = scan.closest(1)
+    arithmetic = TF32 if on.type == "cuda" else FLOAT32
+    PairScan(_rows(min(n, 2048), d, norm, seed, False, on)).closest(1)  # warm
+    ours, bare, planted, chosen = [0.0] * rounds, [0.0] * rounds, 0, set()
+    for number in range(sets):
+        x = _rows(n, d, norm, seed + number, number % 2 == 1, on)
+        true = float(row_distances(x[0], x[n - 1]))
+        for turn in range(rounds):
+            progress(number * rounds + turn, sets * rounds, "rounds")
+            bare[turn] += seconds(partial(bare_products, x, arithmetic), on)
+            scans: list[PairScan] = []
+            ours[turn] += seconds(partial(_certify, x, scans), on)
+        planted += scans[0].closest(1) == [(0, n - 1, true)]
+        chosen.add(scans[0].arithmetic)
+    took, pairs = statistics.median(ours), sets * (n * (n - 1) // 2)
     return {
-        "fraction_of_matmul": statistics.median(bare) / took,
-        "pairs_per_second": scan.pairs / took,
-        "pairs": scan.pairs,
+        "fraction_of_matmul": statistics.median(b / o for b, o in zip(bare, ours, strict=True)),
+        "pairs_per_second": pairs / took,
+        "pairs": pairs,
         "n": n,
         "d": d,
+        "sets": sets,
+        "norm": norm,
         "seconds": took,
         "product_seconds": statistics.median(bare),
-        "closest": {"first": pair.first, "second": pair.second, "distance": pair.distance},
+        "product_arithmetic": arithmetic.name,
+        "screen_arithmetic": sorted(chosen),
+        "planted": {"sets": sets, "found": planted, "distance": _PLANTED},
         "hardware": hardware_of(on),
     }
+
+
+def _certify(x: torch.Tensor, kept: list[PairScan]) -> None:
+    scan = PairScan(x)
+    scan.closest(1)  # finds every row's nearest neighbour on the way
+    kept.append(scan)
+
+
+def _rows(n: int, d: int, norm: float, seed: int, offset: bool, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator(device).manual_seed(seed)
+    x: torch.Tensor = torch.randn(n, d, generator=generator, device=device) * (norm / d**0.5)
+    if offset:
+        x += norm / d**0.5
+    x[n - 1] = x[0] + _PLANTED / d**0.5
+    return x

@@ -22,7 +22,7 @@ Source = Annotated[
     typer.Option(
         "--prompts",
         help="FILE.txt, .jsonl or .parquet, default, default:prose, default:code, random, "
-        "or datasets:NAME[:SPLIT[:COLUMN]].",
+        "same-next:arithmetic, same-next:translation, or datasets:NAME[:SPLIT[:COLUMN]].",
     ),
 ]
 Count = Annotated[int | None, typer.Option(help="Use so many prompts of --prompts.")]

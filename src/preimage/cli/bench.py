@@ -144,7 +144,9 @@ def throughput(
 def pairs(
     n: Annotated[int, typer.Option(help="Rows.")] = 20_000,
     d: Annotated[int, typer.Option(help="Width of a row.")] = 576,
-    rounds: Rounds = 3,
+    sets: Annotated[int, typer.Option(help="Sets of rows, one after another.")] = 1,
+    norm: Annotated[float, typer.Option(help="Norm of a row, about.")] = 3000.0,
+    rounds: Rounds = 5,
     seed: Annotated[int, typer.Option(help="Seed of the rows.")] = 0,
     device: Device = "auto",
     json: Json = False,
@@ -153,13 +155,16 @@ def pairs(
     from preimage.bench import bench_pairs
 
     with progress_bar() as progress:
-        result = bench_pairs(n, d, rounds=rounds, device=device, seed=seed, progress=progress)
+        result = bench_pairs(
+            n, d, sets=sets, norm=norm, rounds=rounds, device=device, seed=seed, progress=progress
+        )
     if json:
         print_json({"schema": SCHEMA, "command": "bench pairs", **result})
     else:
         print_lines(
             f"fraction of matmul: {result['fraction_of_matmul']:.3f}",
             f"{result['pairs']} pairs in {result['seconds']:.2f} s, {result['pairs_per_second']:.3g}/s",
+            f"planted pairs found: {result['planted']['found']} of {result['planted']['sets']}",
         )
 
 

@@ -6,7 +6,6 @@ cannot exclude is recomputed from the original rows, and ties go to the lower in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -16,17 +15,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from preimage.distances.arithmetic import ARITHMETICS, LADDERS
 from preimage.distances.direct import row_distances
-from preimage.distances.rows import require_finite, same_rows
-from preimage.distances.screen import BLOCK, Histogram, Screen
+from preimage.distances.histogram import Histogram, Spread
+from preimage.distances.rows import RowSet
+from preimage.distances.screen import EachTile, Screen
 from preimage.errors import OptionError
 
-_CERTIFIED = 2**16  # pairs recomputed at once
-_TOO_MANY = 0.1  # share of all blocks the screen may leave open before a finer one is used
+_CERTIFIED = {"cpu": 2**10, "cuda": 2**17}  # pairs recomputed at once
+_LOOKED_AT = 2**14  # rows whose minima are looked at together
+_SAMPLE = 128  # rows that tell whether an arithmetic serves
+_TOO_MANY = 0.02  # share of all blocks a screen may leave open before a finer one is used
 
 
 class Pair(NamedTuple):
-    """Two rows and their distance; first < second."""
+    """Two rows and their distance; first < second within one set."""
 
     first: int
     second: int
@@ -40,77 +43,79 @@ class Nearest(NamedTuple):
     distances: Float[Tensor, " row"]
 
 
-class Quantile(NamedTuple):
-    """A quantile of all distances: between ``low`` and ``high``, both proven; ``value`` is in the middle."""
+class _Screened(NamedTuple):
+    """A finished screen, its minima, and what they leave open for nearest neighbours."""
 
-    value: float
-    low: float
-    high: float
-
-
-class Spread:
-    """The distances of all pairs, counted in bins of 1/4096 of a distance."""
-
-    def __init__(self, histogram: Histogram, screen: Screen) -> None:
-        self._histogram = histogram
-        self._cumulative = histogram.finite.cumsum(0)
-        self._error = float(screen.bound(screen.rows.norms.argmax()[None], screen.rows.norms.max()[None]))
-        self._slack, self._scale = float(screen.slack.max()), screen.scale
-
-    @property
-    def pairs(self) -> int:
-        """Pairs counted."""
-        return int(self._cumulative[-1])
-
-    def quantile(self, q: float) -> Quantile:
-        """The distance that a share ``q`` of all pairs does not exceed."""
-        rank = min(max(1, math.ceil(q * self.pairs)), self.pairs)
-        low, high = self._histogram.edges(int(torch.searchsorted(self._cumulative, rank)))
-        lowest = max(0.0, max(0.0, low - self._error) ** 0.5 - self._slack) / self._scale
-        highest = ((high + self._error) ** 0.5 + self._slack) / self._scale
-        return Quantile(((low + high) / 2) ** 0.5 / self._scale, lowest, highest)
+    screen: Screen
+    minima: Float[Tensor, "row block"]
+    histogram: Histogram | None
+    limits: Float[Tensor, " row"]
+    open: Bool[Tensor, "row block"]
 
 
 class PairScan:
-    """Everything about the pairs within one set of rows; rows that are the same to the bit count as one."""
+    """Everything about the pairs within one set of rows, or between two; equal rows are looked at once.
+
+    ``arithmetic`` names the screen's, None chooses by the data; ``each`` runs the tiles, here or elsewhere;
+    ``spread`` counts all distances in the same pass, for :attr:`spread`.
+    """
 
     def __init__(
         self,
         vectors: Float[Tensor, "row d"],
+        others: Float[Tensor, "column d"] | None = None,
         *,
-        dtype: torch.dtype | None = None,
+        arithmetic: str | None = None,
         tile: int | None = None,
+        each: EachTile = map,
+        spread: bool = False,
     ) -> None:
-        if len(vectors) < 2:
-            raise OptionError(f"{len(vectors)} rows make no pair.", "Give at least two.")
-        require_finite(vectors)
-        self._x = vectors
-        self._dtype, self._tile = dtype, tile
-        self.same = same_rows(vectors)
-        self.pairs = len(vectors) * (len(vectors) - 1) // 2
-        self._kept = (self.same == torch.arange(len(vectors), device=vectors.device)).nonzero().flatten()
-        self._rows = vectors if len(self._kept) == len(vectors) else vectors[self._kept]
+        self._rows = RowSet(vectors)
+        self._within = others is None
+        self._columns = self._rows if others is None else RowSet(others)
+        count, against = len(vectors), len(self._columns.x)
+        self.pairs = count * (count - 1) // 2 if self._within else count * against
+        if self.pairs == 0:
+            given = f"{count} rows make" if self._within else f"{count} and {against} rows make"
+            raise OptionError(f"{given} no pair.", "Give at least two, or one on each side.")
+        if self._rows.x.shape[1] != self._columns.x.shape[1]:
+            raise OptionError(
+                f"Rows of {vectors.shape[1]} and {self._columns.x.shape[1]} numbers have no distance.",
+                "Give two sets of the same width.",
+            )
+        self._arithmetic, self._tile, self._each, self._counting = arithmetic, tile, each, spread
+
+    @property
+    def same(self) -> Int[Tensor, " row"]:
+        """For each row the first row that equals it to the bit."""
+        return self._rows.same
 
     @property
     def distinct(self) -> int:
         """Rows that differ from one another."""
-        return len(self._kept)
+        return len(self._rows.kept)
+
+    @property
+    def arithmetic(self) -> str:
+        """The arithmetic the screen ran in; exact where nothing was left to screen."""
+        return self._screened.screen.arithmetic.name if self._any else "exact"
 
     @cached_property
     def nearest(self) -> Nearest:
         """The nearest other row of every row; at distance 0 where it has a twin."""
-        count = len(self._x)
-        indices = torch.zeros(count, dtype=torch.long, device=self._x.device)
-        distances = torch.zeros(count, dtype=torch.float64, device=self._x.device)
-        if self.distinct > 1:
+        rows = self._rows
+        indices = torch.zeros(len(rows.x), dtype=torch.long, device=rows.x.device)
+        distances = torch.zeros(len(rows.x), dtype=torch.float64, device=rows.x.device)
+        if self._any:
             among, away = self._nearest_distinct
-            indices[self._kept], distances[self._kept] = self._kept[among], away
-        order = torch.arange(count, device=self._x.device)
-        twins = (self.same != order).nonzero().flatten()
-        indices[twins], distances[twins] = self.same[twins], 0.0
-        second = torch.full((count,), count, device=self._x.device)
-        second.scatter_reduce_(0, self.same[twins], twins, "amin")
-        has = second < count
+            indices[rows.kept], distances[rows.kept] = self._columns.kept[among], away
+        if not self._within:
+            return Nearest(indices[rows.same], distances[rows.same])
+        twins = rows.twins
+        indices[twins], distances[twins] = rows.same[twins], 0.0
+        second = torch.full_like(indices, len(rows.x))
+        second.scatter_reduce_(0, rows.same[twins], twins, "amin")
+        has = second < len(rows.x)
         indices[has], distances[has] = second[has], 0.0
         return Nearest(indices, distances)
 
@@ -118,88 +123,129 @@ class PairScan:
         """The k closest pairs, nearest first; fewer where there are fewer."""
         if k < 1:
             raise OptionError(f"k is {k}.", "Give at least 1.")
-        found = self._twin_pairs(k)
-        if len(found) < k and self.distinct > 1:
-            found += self._apart(k - len(found), k)
-        return found[:k]
+        found = self._rows.twin_pairs(k) if self._within else []
+        pairs = [Pair(first, second, 0.0) for first, second in found]
+        if len(pairs) < k and self._any:
+            pairs += self._apart(k - len(pairs))
+        return pairs[:k]
 
     def count_below(self, thresholds: Sequence[float]) -> list[int]:
         """How many pairs are nearer than each threshold."""
-        sizes = self.same.bincount(minlength=len(self._x))[self._kept]
-        twins = int((sizes * (sizes - 1) // 2).sum())
+        sizes, others = self._rows.sizes, self._columns.sizes
+        twins = int((sizes * (sizes - 1) // 2).sum()) if self._within else 0
         counts = [twins if threshold > 0 else 0 for threshold in thresholds]
-        if self.distinct > 1 and max(thresholds, default=0.0) > 0:
-            for i, j, away in self._within(max(thresholds)):
-                weight = sizes[i] * sizes[j]
+        if self._any and max(thresholds, default=0.0) > 0:
+            for i, j, away in self._near(max(thresholds)):
+                weight = sizes[i] * others[j]
                 for number, threshold in enumerate(thresholds):
                     counts[number] += int(weight[away < threshold].sum())
         return counts
 
+    def within(self, reach: float) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Pairs of rows that differ, no farther apart than ``reach``: firsts, seconds, distances.
+
+        Of rows that are the same only the first is named.
+        """
+        if self._any:
+            for i, j, away in self._near(reach, inclusive=True):
+                yield self._rows.kept[i], self._columns.kept[j], away
+
     @cached_property
     def spread(self) -> Spread:
         """How the distances of all pairs are distributed."""
-        screen = Screen(self._x, dtype=self._dtype or torch.float32, tile=self._tile)
-        histogram = Histogram(self._x.device)
-        screen.minima(histogram)
-        return Spread(histogram, screen)
+        rows, columns = self._rows, self._columns
+        screen, histogram = None, None
+        if self._counting and self._any and not (len(rows.twins) or len(columns.twins)):
+            screen, histogram = self._screened.screen, self._screened.histogram
+        if screen is None or histogram is None:
+            others = None if self._within else columns.x
+            first = LADDERS.get(rows.x.device.type, LADDERS["cpu"])[0]
+            arithmetic = ARITHMETICS[self._arithmetic] if self._arithmetic else first
+            screen = Screen(rows.x, others, arithmetic, self._tile)
+            histogram = Histogram(rows.x.device)
+            screen.minima(histogram)
+        longest = screen.rows.norms.argmax()[None]
+        error = float(screen.bound(longest, screen.columns.norms.max()[None]))
+        return histogram.spread(error, float(screen.slack.max()), screen.scale)
 
     # Rows that differ.
 
+    @property
+    def _any(self) -> bool:
+        """Whether there are pairs of rows that are not known to be the same."""
+        return self.distinct > 1 or not self._within
+
+    def _screen(self) -> Screen:
+        """A screen in the fastest arithmetic that leaves little open on a sample of the rows."""
+        x, others = self._rows.first, None if self._within else self._columns.first
+        ladder = LADDERS.get(x.device.type, LADDERS["cpu"])
+        if self._arithmetic is not None:
+            return Screen(x, others, ARITHMETICS[self._arithmetic], self._tile)
+        for arithmetic in ladder[:-1]:
+            screen = Screen(x, others, arithmetic, self._tile)
+            sample = torch.arange(0, len(x), max(1, len(x) // _SAMPLE), device=x.device)
+            minima = screen.sample_minima(sample)
+            left, _ = screen.open_blocks(sample, minima)
+            if float(left.double().mean()) <= max(_TOO_MANY, 4 / left.shape[1]):
+                return screen
+        return Screen(x, others, ladder[-1], self._tile)
+
     @cached_property
-    def _screened(self) -> tuple[Screen, Tensor, Tensor, Tensor]:
-        """A screen, its minima, and for each row a squared limit its nearest neighbour cannot exceed."""
-        for dtype in (self._dtype,) if self._dtype else (torch.float32, torch.float64):
-            screen = Screen(self._rows, dtype=dtype, tile=self._tile)
-            minima = screen.minima()
-            every = torch.arange(len(minima), device=minima.device)
-            error = screen.bound(every, screen.columns.block_norms)
-            highest = (minima.double() + error).amin(dim=1).clamp_min(0)
-            limits = ((highest.sqrt() + screen.slack).square()) * (1 + 1e-12)
-            limits[screen.rows.count :] = -torch.inf
-            open_ = minima.double() - error <= limits[:, None]
-            if float(open_.double().mean()) <= max(_TOO_MANY, 4 / open_.shape[1]):
-                break
-        return screen, minima, limits, open_
+    def _screened(self) -> _Screened:
+        screen = self._screen()
+        histogram = Histogram(self._rows.x.device) if self._counting else None
+        minima = screen.minima(histogram, self._each)
+        limits = torch.empty(len(minima), dtype=torch.float64, device=minima.device)
+        open_ = torch.empty(minima.shape, dtype=torch.bool, device=minima.device)
+        for rows in torch.arange(len(minima), device=minima.device).split(_LOOKED_AT):
+            open_[rows], limits[rows] = screen.open_blocks(rows, minima[rows])
+        return _Screened(screen, minima, histogram, limits, open_)
 
     @cached_property
     def _nearest_distinct(self) -> tuple[Tensor, Tensor]:
-        screen, _, limits, open_ = self._screened
-        best = torch.full((self.distinct,), torch.inf, dtype=torch.float64, device=self._x.device)
-        index = torch.full((self.distinct,), self.distinct, device=self._x.device)
-        for i, j, away in self._certified(screen, open_, limits):
+        screened, none = self._screened, len(self._columns.kept)
+        best = torch.full((self.distinct,), torch.inf, dtype=torch.float64, device=self._rows.x.device)
+        index = torch.full((self.distinct,), none, device=best.device)
+        for i, j, away in self._certified(screened.screen, screened.open, screened.limits):
             before = best.clone()
             best.scatter_reduce_(0, i, away, "amin")
-            index[best < before] = self.distinct
+            index[best < before] = none
             tied = away == best[i]
             index.scatter_reduce_(0, i[tied], j[tied], "amin")
         return index, best
 
-    def _apart(self, wanted: int, k: int) -> list[Pair]:
+    def _apart(self, wanted: int) -> list[Pair]:
         """The closest pairs of rows that differ, each with all twins of its two rows."""
         among, away = self._nearest_distinct
-        order = torch.arange(self.distinct, device=among.device)
-        once = (among[among] != order) | (order < among)  # a mutual pair counts once
-        known = away[once].sort().values
-        reach = float(known[min(wanted, len(known)) - 1]) if len(known) >= wanted else torch.inf
-        found: list[Pair] = []
-        for i, j, distance in self._within(reach, inclusive=True):
-            found += [Pair(*p) for p in zip(i.tolist(), j.tolist(), distance.tolist(), strict=True)]
-            if len(found) > 64 * k + 2**20:
-                found = sorted(found, key=lambda p: (p.distance, p.first, p.second))[:wanted]
-        found.sort(key=lambda p: (p.distance, p.first, p.second))
-        return self._expanded(found[:wanted])
+        if self._within:
+            order = torch.arange(self.distinct, device=among.device)
+            away = away[(among[among] != order) | (order < among)]  # a mutual pair counts once
+        known = away.sort().values
+        reach = float(known[wanted - 1]) if len(known) >= wanted else torch.inf
+        found: list[tuple[float, int, int]] = []
+        for i, j, distance in self._near(reach, inclusive=True):
+            found += zip(distance.tolist(), i.tolist(), j.tolist(), strict=True)
+            if len(found) > 64 * wanted + 2**20:
+                found = sorted(found)[:wanted]
+        pairs: list[Pair] = []
+        for apart, one, other in sorted(found)[:wanted]:
+            for a in self._rows.group(one):
+                for b in self._columns.group(other):
+                    first, second = (min(a, b), max(a, b)) if self._within else (a, b)
+                    pairs.append(Pair(first, second, apart))
+        return sorted(pairs, key=lambda pair: (pair.distance, pair.first, pair.second))
 
-    def _within(self, reach: float, inclusive: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Pairs i < j of distinct rows nearer than ``reach``, with their distances."""
-        screen, minima, _, _ = self._screened
-        limit = torch.full((len(minima),), reach * screen.scale, dtype=torch.float64, device=minima.device)
-        limits = (limit + screen.slack).square() * (1 + 1e-12)
-        limits[screen.rows.count :] = -torch.inf
+    def _near(self, reach: float, inclusive: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Pairs of distinct rows nearer than ``reach``, with their distances; within one set i < j."""
+        screen, minima = self._screened.screen, self._screened.minima
         every = torch.arange(len(minima), device=minima.device)
-        error = screen.bound(every, screen.columns.block_norms)
-        open_ = minima.double() - error <= limits[:, None]
+        limits = screen.widened(every, reach * screen.scale)
+        parts = every.split(_LOOKED_AT)
+        open_ = torch.cat([screen.open_blocks(rows, minima[rows], limits[rows])[0] for rows in parts])
         for i, j, away in self._certified(screen, open_, limits):
-            near = (i < j) & ((away <= reach) if inclusive else (away < reach))
+            near = (away <= reach) if inclusive else (away < reach)
+            if self._within:
+                near &= i < j
             if bool(near.any()):
                 yield i[near], j[near], away[near]
 
@@ -207,56 +253,26 @@ class PairScan:
         self, screen: Screen, open_: Bool[Tensor, "row block"], limits: Float[Tensor, " row"]
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Every pair the screen leaves open, with its float64 distance."""
-        for block in open_.any(dim=0).nonzero().flatten().tolist():
-            for rows in open_[:, block].nonzero().flatten().split(_CERTIFIED // BLOCK):
-                values = screen.block_values(rows, block)
-                kept = screen.keeps(values, rows, block, limits[rows]).nonzero()
-                i, j = rows[kept[:, 0]], kept[:, 1] + block * BLOCK
-                for some in torch.arange(len(i), device=i.device).split(_CERTIFIED):
-                    yield i[some], j[some], row_distances(self._rows[i[some]], self._rows[j[some]])
-
-    # Rows that are the same.
-
-    def _twin_pairs(self, k: int) -> list[Pair]:
-        found: list[Pair] = []
-        for group in self._groups(set(self.same[self._twins()].tolist())):
-            for position, first in enumerate(group):
-                found += [Pair(first, second, 0.0) for second in group[position + 1 :]]
-                if len(found) >= k:
-                    break
-        found.sort()
-        return found[:k]
-
-    def _twins(self) -> Tensor:
-        return (self.same != torch.arange(len(self.same), device=self.same.device)).nonzero().flatten()
-
-    def _groups(self, firsts: set[int]) -> list[list[int]]:
-        """The rows that are the same as each of these first ones."""
-        groups: dict[int, list[int]] = {first: [first] for first in sorted(firsts)}
-        for twin in self._twins().tolist():
-            first = int(self.same[twin])
-            if first in groups:
-                groups[first].append(twin)
-        return list(groups.values())
-
-    def _expanded(self, pairs: list[Pair]) -> list[Pair]:
-        """Pairs of distinct rows as pairs of all rows."""
-        found: list[Pair] = []
-        for pair in pairs:
-            one, other = (self._groups({int(self._kept[end])})[0] for end in (pair.first, pair.second))
-            found += [Pair(min(a, b), max(a, b), pair.distance) for a in one for b in other]
-        found.sort(key=lambda p: (p.distance, p.first, p.second))
-        return found
+        rows, columns = self._rows.first, self._columns.first
+        size = _CERTIFIED.get(rows.device.type, _CERTIFIED["cpu"])
+        for firsts, seconds in screen.candidates(open_.T.nonzero(), limits):
+            for i, j in zip(firsts.split(size), seconds.split(size), strict=True):
+                yield i, j, row_distances(rows[i], columns[j])
 
 
-def closest_pairs(vectors: Tensor | np.ndarray, k: int = 10) -> list[Pair]:
-    """The k closest pairs of rows: (i, j, distance), nearest first, certified in float64."""
-    return PairScan(_rows(vectors)).closest(k)
+def closest_pairs(
+    vectors: Tensor | np.ndarray, k: int = 10, *, others: Tensor | np.ndarray | None = None
+) -> list[Pair]:
+    """The k closest pairs of rows: (i, j, distance), nearest first, certified in float64.
+
+    With ``others`` i is a row of ``vectors`` and j one of ``others``.
+    """
+    return PairScan(_rows(vectors), None if others is None else _rows(others)).closest(k)
 
 
-def nearest_neighbors(vectors: Tensor | np.ndarray) -> Nearest:
-    """The nearest other row of every row and its distance, certified in float64."""
-    return PairScan(_rows(vectors)).nearest
+def nearest_neighbors(vectors: Tensor | np.ndarray, *, others: Tensor | np.ndarray | None = None) -> Nearest:
+    """The nearest other row of every row, or the nearest of ``others``, certified in float64."""
+    return PairScan(_rows(vectors), None if others is None else _rows(others)).nearest
 
 
 def _rows(vectors: Tensor | np.ndarray) -> Tensor:

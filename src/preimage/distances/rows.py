@@ -2,20 +2,69 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from preimage.errors import StatesError
 
-_ROWS = 8192  # hashed at once
+_ROWS = {"cpu": 512, "cuda": 8192}  # looked at together
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class RowSet:
+    """Rows, and which of them are the same."""
+
+    def __init__(self, x: Float[Tensor, "row d"]) -> None:
+        require_finite(x)
+        self.x = x
+        self.same = same_rows(x)
+        order = torch.arange(len(x), device=x.device)
+        self.kept = (self.same == order).nonzero().flatten()  # the first of every group
+        self.twins = (self.same != order).nonzero().flatten()  # the others
+        self.first = x if len(self.kept) == len(x) else x[self.kept]
+
+    @cached_property
+    def sizes(self) -> Int[Tensor, " kept"]:
+        """How many rows each kept one stands for."""
+        return self.same.bincount(minlength=len(self.x))[self.kept]
+
+    @cached_property
+    def _groups(self) -> dict[int, list[int]]:
+        groups: dict[int, list[int]] = {}
+        for twin, first in zip(self.twins.tolist(), self.same[self.twins].tolist(), strict=True):
+            groups.setdefault(first, [first]).append(twin)
+        return groups
+
+    def group(self, kept: int) -> list[int]:
+        """All rows the same as a kept one, given by its place among those."""
+        first = int(self.kept[kept])
+        return self._groups.get(first, [first])
+
+    def groups(self) -> list[list[int]]:
+        """Every group of more than one row, in the order of its first."""
+        return [self._groups[first] for first in sorted(self._groups)]
+
+    def twin_pairs(self, k: int) -> list[tuple[int, int]]:
+        """The first k pairs of rows that are the same."""
+        found: list[tuple[int, int]] = []
+        for group in self.groups():
+            for position, first in enumerate(group):
+                if len(found) >= k and first > found[k - 1][0]:
+                    break
+                found += [(first, second) for second in group[position + 1 : position + 1 + k]]
+        return sorted(found)[:k]
 
 
 def require_finite(x: Float[Tensor, "row d"], what: str = "row") -> None:
     """Refuse NaN and infinity, naming the row."""
-    for start in range(0, len(x), _ROWS):
-        part = x[start : start + _ROWS]
+    size = _size(x)
+    for start in range(0, len(x), size):
+        part = x[start : start + size]
+        if bool(torch.isfinite(part.sum(dtype=torch.float64))):  # what is not finite carries through a sum
+            continue
         bad = (~torch.isfinite(part).all(dim=1)).nonzero()
         if len(bad):
             raise StatesError(
@@ -25,16 +74,22 @@ def require_finite(x: Float[Tensor, "row d"], what: str = "row") -> None:
 
 def same_rows(x: Float[Tensor, "row d"]) -> Int[Tensor, " row"]:
     """For each row the first row that equals it to the bit, itself if there is none; -0.0 counts as 0.0."""
-    keys = torch.cat([_hash(part) for part in x.split(_ROWS)]) if len(x) else x.new_empty(0, dtype=torch.long)
+    keys = (
+        torch.cat([_hash(part) for part in x.split(_size(x))]) if len(x) else x.new_empty(0, dtype=torch.long)
+    )
     _, group = keys.unique(return_inverse=True)
     first = torch.full((len(x),), len(x), device=x.device)
     first.scatter_reduce_(0, group, torch.arange(len(x), device=x.device), "amin")
     same = first[group]
     moved = (same != torch.arange(len(x), device=x.device)).nonzero().flatten()
-    for part in moved.split(_ROWS):
+    for part in moved.split(_size(x)):
         if not torch.equal(x[part], x[same[part]]):  # two rows with one hash: compare them in full
             return _same_rows_in_full(x)
     return same
+
+
+def _size(x: Tensor) -> int:
+    return _ROWS.get(x.device.type, _ROWS["cpu"])
 
 
 def _hash(x: Tensor) -> Tensor:

@@ -1,55 +1,86 @@
 """The screen: squared distances of all pairs by matrix products, each with a proven bound of its error.
 
 Rows are centred in float64, scaled by a power of two and rounded to the arithmetic of the screen. With
-a_i = |y_i|, the product of [-2 y_i, a_i^2, 1] and [y_j, 1, a_j^2] is |y_i - y_j|^2. Floating-point sums of
-n = d + 2 products, in any order, are off by at most gamma_n = n u / (1 - n u) times the sum of the absolute
-products (u: unit roundoff), here at most (a_i + a_j)^2; another 4 u cover the rounding of the squares. What
-rounding a row changes is measured, row by row. So a pair is dropped only where the bound excludes it.
+a_i = |y_i|, the product of [-2 y_i, a_i^2, 1] and [y_j, 1, a_j^2] is |y_i - y_j|^2; a^2 is written in as many
+numbers as it takes. Floating-point sums of n products, in any order, are off by at most
+gamma_n = n u / (1 - n u) times the sum of the absolute products (u: unit of the sums), here at most
+(a_i + a_j)^2; another 4 u cover the rounding of the squares. What rounding a row changes is measured, row by
+row. So a pair is dropped only where the bound excludes it.
+
+The work is cut into tiles, each on its own: the unit of resuming and of distribution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from preimage.distances.arithmetic import FLOAT32, FLOAT64, Arithmetic
+from preimage.distances.histogram import Histogram
+
 BLOCK = 256  # columns whose smallest screened value is kept for every row
 _TILE = {"cpu": 2048, "cuda": 16384}  # rows and columns of one product; a multiple of BLOCK
-_PREPARED = 4096  # rows prepared at once
+_PREPARED = {"cpu": 512, "cuda": 16384}  # rows prepared at once, so that they stay in the cache
+_DECIDED = {"cpu": 4096, "cuda": 2**17}  # rows of a block looked at again together
+
+
+class Tile(NamedTuple):
+    """Ranges of rows and columns whose pairs are screened together."""
+
+    rows: slice
+    columns: slice
+
+
+class TileMinima(NamedTuple):
+    """The smallest screened value of each row in each block of columns, and, within one set, of each column
+    in each block of rows."""
+
+    rows: Float[Tensor, "row column_block"]
+    columns: Float[Tensor, "column row_block"] | None
+
+
+# Runs work on tiles, here or elsewhere; results in the order of the tiles.
+EachTile: TypeAlias = Callable[[Callable[[Tile], TileMinima], Sequence[Tile]], Iterable[TileMinima]]
 
 
 class Side:
-    """One set of rows as the screen sees it, filled up to whole blocks."""
+    """One set of rows as the screen sees it, filled up to whole blocks with rows infinitely far away."""
 
-    def __init__(self, x: Float[Tensor, "row d"], centre: Centre, dtype: torch.dtype) -> None:
+    def __init__(self, x: Float[Tensor, "row d"], centre: Centre, arithmetic: Arithmetic) -> None:
         self.count, d = x.shape
         padded = max(1, -(-len(x) // BLOCK)) * BLOCK
-        self.left = torch.zeros(padded, d + 2, dtype=dtype, device=x.device)
-        self.right = torch.zeros_like(self.left)
+        width, pieces = arithmetic.width(d), arithmetic.pieces
+        self.left = torch.empty(padded, width, dtype=arithmetic.storage, device=x.device)
+        self.right = torch.empty_like(self.left)
         self.norms = torch.zeros(padded, dtype=torch.float64, device=x.device)
         self.rounding = torch.zeros_like(self.norms)
-        for start in range(0, len(x), _PREPARED):
-            part = slice(start, min(start + _PREPARED, len(x)))
-            exact = (x[part].double() - centre.mean) * centre.scale
-            rounded = exact.to(dtype)
-            squares = rounded.double().square().sum(dim=1)
-            self.norms[part] = squares.sqrt()
-            rounding = (exact - rounded.double()).square().sum(dim=1).sqrt()
-            self.rounding[part] = rounding + torch.finfo(torch.float64).eps * self.norms[part]
-            self.left[part, :d], self.left[part, d] = -2 * rounded, squares.to(dtype)
-            self.right[part, :d], self.right[part, d + 1] = rounded, squares.to(dtype)
-        self.left[:, d + 1] = 1
-        self.right[:, d] = 1
+        ours, theirs = slice(d, d + pieces), slice(d + pieces, d + 2 * pieces)
+        for part in _ranges(len(x), _size(_PREPARED, x.device)):
+            exact = (x[part].to(torch.float64) - centre.mean).mul_(centre.scale)
+            rounded = arithmetic.rounded(exact)
+            kept = rounded.to(torch.float64)
+            self.norms[part] = torch.linalg.vector_norm(kept, dim=1)
+            squares = self.norms[part].square()
+            self.rounding[part] = torch.linalg.vector_norm(exact - kept, dim=1)
+            self.left[part, :d], self.right[part, :d] = rounded * -2, rounded
+            for piece in range(pieces):
+                taken = arithmetic.rounded(squares)
+                self.left[part, d + piece] = self.right[part, d + pieces + piece] = taken
+                squares = squares - taken.to(torch.float64)
+        self.rounding += torch.finfo(torch.float64).eps * self.norms
+        for side, ones in ((self.left, theirs), (self.right, ours)):
+            side[len(x) :], side[:, d + 2 * pieces :], side[:, ones] = 0, 0, 1
+        self.left[len(x) :, d] = self.right[len(x) :, d + pieces] = torch.inf
         self.blocks = padded // BLOCK
         self.block_norms = self.norms.view(-1, BLOCK).amax(dim=1)
 
 
 class Centre(NamedTuple):
-    """What is taken off every row, and the power of two that brings the longest to about 1."""
+    """What is taken off every row, and the power of two that brings the longest below 1."""
 
     mean: Float[Tensor, " d"]
     scale: float
@@ -58,14 +89,15 @@ class Centre(NamedTuple):
     def of(cls, *sets: Float[Tensor, "_ d"]) -> Centre:
         """The mean of the first set; a scale for all."""
         mean = torch.zeros(sets[0].shape[1], dtype=torch.float64, device=sets[0].device)
-        for part in sets[0].split(_PREPARED):
-            mean += part.sum(dim=0, dtype=torch.float64) / len(sets[0])
-        longest = max(
-            (float((part.double() - mean).square().sum(dim=1).max()) ** 0.5)
-            for rows in sets
-            for part in rows.split(_PREPARED)
-        )
-        _, exponent = torch.frexp(torch.tensor(max(longest, 1e-300), dtype=torch.float64))
+        for part in _ranges(len(sets[0]), _size(_PREPARED, mean.device)):
+            mean += sets[0][part].sum(dim=0, dtype=torch.float64)
+        mean /= len(sets[0])
+        reach = torch.zeros_like(mean)
+        for rows in sets:
+            reach = reach.maximum(mean - rows.amin(dim=0)).maximum(rows.amax(dim=0) - mean)
+        largest = max(float(reach.max()), 1e-300)
+        longest = float(torch.linalg.vector_norm(reach / largest)) * largest
+        _, exponent = torch.frexp(torch.tensor(longest, dtype=torch.float64))
         return cls(mean, 2.0 ** -int(exponent))
 
 
@@ -76,126 +108,161 @@ class Screen:
         self,
         x: Float[Tensor, "row d"],
         other: Float[Tensor, "column d"] | None = None,
-        dtype: torch.dtype = torch.float32,
+        arithmetic: Arithmetic = FLOAT32,
         tile: int | None = None,
     ) -> None:
         centre = Centre.of(x) if other is None else Centre.of(x, other)
+        self.arithmetic = arithmetic
         self.scale = centre.scale
         self.within = other is None
-        self.rows = Side(x, centre, dtype)
-        self.columns = self.rows if other is None else Side(other, centre, dtype)
-        info, n = torch.finfo(dtype), x.shape[1] + 2
-        unit = info.eps / 2
-        self._error = n * unit / (1 - n * unit) + 4 * unit
-        self._underflow = n * info.tiny
+        self.rows = Side(x, centre, arithmetic)
+        self.columns = self.rows if other is None else Side(other, centre, arithmetic)
+        n, unit = x.shape[1] + 2 * arithmetic.pieces, arithmetic.unit
+        self._error = _gamma(n, unit) + 4 * unit + _gamma(n, FLOAT64.unit)  # sums; squares; their own sums
+        self._underflow = n * torch.finfo(arithmetic.sums).tiny
         self.slack = 2 * (self.rows.rounding + self.columns.rounding.max())  # of a distance, for each row
-        self._tile = tile or _TILE.get(x.device.type, _TILE["cpu"])
+        self._tile = tile or _size(_TILE, x.device)
+        self._buffer: Tensor | None = None
 
     def bound(self, rows: Tensor, norms: Tensor) -> Float[Tensor, "some other"]:
         """The largest error of screened values of rows against columns of these norms."""
         reach = self.rows.norms[rows][:, None] + norms[None, :]
-        return self._error * reach.square() + self._underflow
+        return reach.square_().mul_(self._error).add_(self._underflow)
 
-    def minima(self, histogram: Histogram | None = None) -> Float[Tensor, "row block"]:
+    # Every pair, tile by tile.
+
+    def tiles(self) -> list[Tile]:
+        """All tiles; within one set those on and above the diagonal."""
+        return [
+            Tile(a, b)
+            for a in _ranges(len(self.rows.left), self._tile)
+            for b in _ranges(len(self.columns.left), self._tile)
+            if not (self.within and b.start < a.start)
+        ]
+
+    def minima(self, histogram: Histogram | None = None, each: EachTile = map) -> Float[Tensor, "row block"]:
         """For each row the smallest screened value in each block of columns, itself left out.
 
-        With ``histogram`` every pair is counted there on the way.
+        With ``histogram`` every pair is counted there on the way, in this process.
         """
-        found = self.rows.left.new_full((len(self.rows.left), self.columns.blocks), torch.inf)
-        for a, b, values in self._tiles():
-            across, down = (slice(part.start // BLOCK, part.stop // BLOCK) for part in (b, a))
-            found[a, across] = values.view(len(values), -1, BLOCK).amin(dim=2)
-            if self.within and a != b:
-                found[b, down] = values.view(-1, BLOCK, values.shape[1]).amin(dim=1).T
-            if histogram is not None:
-                histogram.add(values, upper=self.within and a == b)
+        found = torch.full(
+            (len(self.rows.left), self.columns.blocks),
+            torch.inf,
+            dtype=self.arithmetic.sums,
+            device=self.rows.left.device,
+        )
+        tiles = self.tiles()
+
+        def work(tile: Tile) -> TileMinima:
+            return self.tile_minima(tile, histogram)
+
+        for (a, b), minima in zip(tiles, each(work, tiles), strict=True):
+            found[a, _blocks(b)] = minima.rows
+            if minima.columns is not None:
+                found[b, _blocks(a)] = minima.columns
+        self._buffer = None
         return found
 
-    def block_values(self, rows: Int[Tensor, " some"], block: int) -> Float[Tensor, "some column"]:
-        """Screened values of some rows against one block, invalid pairs infinite."""
-        start = block * BLOCK
-        stop = min(start + BLOCK, self.columns.count)
-        with exact_products():
-            values = self.rows.left[rows] @ self.columns.right[start:stop].T
-        if self.within:
-            values[rows[:, None] == torch.arange(start, stop, device=rows.device)] = torch.inf
+    def tile_minima(self, tile: Tile, histogram: Histogram | None = None) -> TileMinima:
+        """What one tile knows; it depends on nothing but the rows."""
+        values = self._values(tile)
+        diagonal = self.within and tile.rows == tile.columns
+        if histogram is not None:
+            histogram.add(values, upper=diagonal)
+        across = values.view(len(values), -1, BLOCK).amin(dim=2)
+        if diagonal or not self.within:
+            return TileMinima(across, None)
+        return TileMinima(across, values.view(-1, BLOCK, values.shape[1]).amin(dim=1).T)
+
+    def _values(self, tile: Tile) -> Float[Tensor, "row column"]:
+        """Screened values of a tile, what is no pair infinite; overwritten by the next tile's."""
+        left, right = self.rows.left[tile.rows], self.columns.right[tile.columns]
+        if self._buffer is None:
+            size = min(self._tile, len(self.rows.left)) * min(self._tile, len(self.columns.left))
+            self._buffer = torch.empty(size, dtype=self.arithmetic.sums, device=left.device)
+        out = self._buffer[: len(left) * len(right)].view(len(left), len(right))
+        values = self.arithmetic.product(left, right, out)
+        if self.within and tile.rows == tile.columns:
+            values.fill_diagonal_(torch.inf)
         return values
 
-    def keeps(
-        self, values: Tensor, rows: Int[Tensor, " some"], block: int, limits: Float[Tensor, " some"]
-    ) -> Bool[Tensor, "some column"]:
-        """Which of a block's pairs may be within a squared limit."""
-        start = block * BLOCK
-        error = self.bound(rows, self.columns.norms[start : start + values.shape[1]])
-        return values.double() - error <= limits[:, None]
+    def sample_minima(self, rows: Int[Tensor, " some"]) -> Float[Tensor, "some block"]:
+        """The minima of a few rows."""
+        values = self.arithmetic.product(self.rows.left[rows], self.columns.right)
+        if self.within:
+            values.scatter_(1, rows[:, None], torch.inf)
+        return values.view(len(rows), -1, BLOCK).amin(dim=2)
 
-    def _tiles(self) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Ranges of rows and columns and their screened values, what is no pair infinite.
+    # What the minima leave open.
 
-        Within one set only tiles on and above the diagonal. The values are overwritten by the next tile's.
+    def open_blocks(
+        self,
+        rows: Int[Tensor, " some"],
+        minima: Float[Tensor, "some block"],
+        limits: Float[Tensor, " some"] | None = None,
+    ) -> tuple[Bool[Tensor, "some block"], Float[Tensor, " some"]]:
+        """In which blocks a row may have a pair within its squared limit; those limits.
+
+        Without limits: what no nearest neighbour of a row exceeds.
         """
-        rows, columns, tile = self.rows, self.columns, self._tile
-        buffer = rows.left.new_empty(min(tile, len(rows.left)) * min(tile, len(columns.left)))
-        for a in _ranges(len(rows.left), tile):
-            for b in _ranges(len(columns.left), tile):
-                if self.within and b.start < a.start:
-                    continue
-                left, right = rows.left[a], columns.right[b]
-                values = buffer[: len(left) * len(right)].view(len(left), len(right))
-                with exact_products():
-                    torch.mm(left, right.T, out=values)
-                if b.stop > columns.count:
-                    values[:, columns.count - b.start :] = torch.inf
-                if a.stop > rows.count:
-                    values[rows.count - a.start :] = torch.inf
-                if self.within and a == b:
-                    values.fill_diagonal_(torch.inf)
-                yield a, b, values
+        error = self.bound(rows, self.columns.block_norms)
+        if limits is None:
+            limits = self.widened(rows, (minima + error).amin(dim=1).clamp_min_(0).sqrt())
+        return error.add_(limits[:, None]) >= minima, limits
+
+    def widened(
+        self, rows: Int[Tensor, " some"], reach: Float[Tensor, " some"] | float
+    ) -> Float[Tensor, " some"]:
+        """The squared limit for pairs within scaled distances, rounding of the rows included."""
+        limits: Tensor = (reach + self.slack[rows]).square() * (1 + 1e-12)
+        return limits.masked_fill_(rows >= self.rows.count, -torch.inf)
+
+    def candidates(
+        self, entries: Int[Tensor, "entry 2"], limits: Float[Tensor, " row"]
+    ) -> Iterator[tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]]:
+        """The pairs that may lie within the rows' squared limits; entries: (block, row), blocks in order."""
+        for part in entries.split(_size(_DECIDED, entries.device)):
+            blocks, rows = part.T
+            left = self.rows.left[rows]
+            values = torch.empty(len(rows), BLOCK, dtype=self.arithmetic.sums, device=left.device)
+            present, counts = blocks.unique_consecutive(return_counts=True)
+            start = 0
+            for block, count in zip(present.tolist(), counts.tolist(), strict=True):
+                right = self.columns.right[block * BLOCK : (block + 1) * BLOCK]
+                self.arithmetic.product(left[start : start + count], right, values[start : start + count])
+                start += count
+            reach = self.rows.norms[rows] + self.columns.block_norms[blocks]
+            highest = limits[rows] + reach.square_().mul_(self._error).add_(self._underflow)
+            entry, inside = (values <= _rounded_up(highest, values.dtype)[:, None]).nonzero().T
+            first, second = rows[entry], blocks[entry] * BLOCK + inside
+            pairs = second < self.columns.count
+            if self.within:
+                pairs &= first != second
+            yield first[pairs], second[pairs]
 
 
-class Histogram:
-    """Counts of squared values by the leading bits of their float32: bins of 1/2048 of a value.
-
-    Bits of positive floats are in the order of the floats, so that binning is a shift.
-    """
-
-    _SHIFT = 12
-
-    def __init__(self, device: torch.device) -> None:
-        self.counts = torch.zeros(2 ** (31 - self._SHIFT), dtype=torch.int64, device=device)
-
-    def add(self, values: Float[Tensor, "row column"], upper: bool) -> None:
-        """Count finite values: all, or those above the diagonal."""
-        bits = values.float().clamp_min(0.0).view(torch.int32)
-        if upper:
-            mask = torch.ones_like(values, dtype=torch.bool).triu(1)
-            bits = bits[mask]
-        keys = (bits.flatten() >> self._SHIFT).long()
-        self.counts += torch.bincount(keys, minlength=len(self.counts))
-
-    def edges(self, index: int) -> tuple[float, float]:
-        """The smallest and the largest value of a bin."""
-        low, high = ((index << self._SHIFT), ((index + 1) << self._SHIFT) - 1)
-        ends = torch.tensor([low, high], dtype=torch.int32).view(torch.float32)
-        return float(ends[0]), float(ends[1])
-
-    @property
-    def finite(self) -> Int[Tensor, " bin"]:
-        """Counts without the bin of what is no pair."""
-        return self.counts[: 0x7F800000 >> self._SHIFT]
-
-
-def bare_products(x: Float[Tensor, "row d"], dtype: torch.dtype = torch.float32) -> None:
+def bare_products(x: Float[Tensor, "row d"], arithmetic: Arithmetic = FLOAT32) -> None:
     """The products a screen makes, and nothing else: what certified distances are measured against."""
-    tile = _TILE.get(x.device.type, _TILE["cpu"])
-    rows = x.to(dtype)
-    buffer = rows.new_empty(min(tile, len(rows)) ** 2)
-    with exact_products():
-        for a in _ranges(len(rows), tile):
-            for b in _ranges(len(rows), tile):
-                if b.start >= a.start:
-                    left, right = rows[a], rows[b]
-                    torch.mm(left, right.T, out=buffer[: len(left) * len(right)].view(len(left), len(right)))
+    tile = _size(_TILE, x.device)
+    rows = x.to(arithmetic.storage)
+    buffer = torch.empty(min(tile, len(rows)) ** 2, dtype=arithmetic.sums, device=x.device)
+    for a in _ranges(len(rows), tile):
+        for b in _ranges(len(rows), tile):
+            if b.start >= a.start:
+                left, right = rows[a], rows[b]
+                arithmetic.product(left, right, buffer[: len(left) * len(right)].view(len(left), len(right)))
+
+
+def _gamma(n: int, unit: float) -> float:
+    return n * unit / (1 - n * unit)
+
+
+def _rounded_up(x: Float[Tensor, " some"], dtype: torch.dtype) -> Float[Tensor, " some"]:
+    return torch.nextafter(x.to(dtype), torch.full((), torch.inf, dtype=dtype, device=x.device))
+
+
+def _blocks(part: slice) -> slice:
+    return slice(part.start // BLOCK, part.stop // BLOCK)
 
 
 def _ranges(count: int, size: int) -> Iterator[slice]:
@@ -203,12 +270,5 @@ def _ranges(count: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, count))
 
 
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Full float32 products, whatever the user allowed elsewhere; put back afterwards."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+def _size(sizes: dict[str, int], device: torch.device) -> int:
+    return sizes.get(device.type, sizes["cpu"])

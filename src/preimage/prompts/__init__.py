@@ -6,7 +6,17 @@ sources that read with them.
 
 from preimage.prompts.corpus import documents
 from preimage.prompts.gathering import gather
+from preimage.prompts.hard_pairs import HardPair, hard_pairs
 from preimage.prompts.prompt_set import PromptOptions, PromptSet
 from preimage.prompts.tokens import Tokenizer, encode
 
-__all__ = ["PromptOptions", "PromptSet", "Tokenizer", "documents", "encode", "gather"]
+__all__ = [
+    "HardPair",
+    "PromptOptions",
+    "PromptSet",
+    "Tokenizer",
+    "documents",
+    "encode",
+    "gather",
+    "hard_pairs",
+]

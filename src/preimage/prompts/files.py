@@ -15,7 +15,8 @@ from preimage.prompts.tokens import Entry, Prompt
 COLUMNS = ("text", "token_ids", "ids", "input_ids")
 BYTE_ORDER_MARK = "\ufeff"
 SOURCES = (
-    "'default', 'default:prose', 'default:code', 'random', datasets:NAME, or a .txt, .jsonl or .parquet file"
+    "'default', 'default:prose', 'default:code', 'random', 'same-next:arithmetic', 'same-next:translation',"
+    " datasets:NAME, or a .txt, .jsonl or .parquet file"
 )
 
 

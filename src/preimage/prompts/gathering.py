@@ -14,6 +14,7 @@ from preimage.errors import OptionError, PromptError
 from preimage.prompts.corpus import Kind, Split, documents
 from preimage.prompts.files import SOURCES, read_file
 from preimage.prompts.prompt_set import PromptOptions, PromptSet
+from preimage.prompts.same_next import read_same_next
 from preimage.prompts.streams import PREFIX, read_stream
 from preimage.prompts.tokens import (
     Entry,
@@ -46,7 +47,8 @@ def gather(
 
     ``source``: a list of prompts (text or token ids); a PromptSet, which is only cut to the count;
     or a name: ``default[:prose|:code][:train|:test]`` (prose and code, half each, of the test split
-    unless said), ``random`` (uniform ids), a .txt, .jsonl or .parquet file, or
+    unless said), ``random`` (uniform ids), ``same-next:arithmetic`` or ``same-next:translation``
+    (different prompts that call for the same next token), a .txt, .jsonl or .parquet file, or
     ``datasets:NAME[:SPLIT[:COLUMN]]``. ``tokenizer`` may be None where no text is read.
     ``vocab_size``, ``max_length``: the model's; a prompt outside them is an error.
     Cost: tokenises what is read, and reading stops when the count is reached; windows are chosen
@@ -62,6 +64,8 @@ def gather(
         ids = gatherer.default(source)
     elif isinstance(source, str) and source == "random":
         ids = gatherer.random()
+    elif isinstance(source, str) and source.split(":")[0] == "same-next":
+        ids = gatherer.entries(read_same_next(source, options), source)
     elif isinstance(source, str) and source.startswith(PREFIX):
         ids = gatherer.entries(read_stream(source), source)
     elif isinstance(source, str | Path):

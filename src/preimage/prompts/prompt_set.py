@@ -16,12 +16,14 @@ from preimage.errors import OptionError
 class PromptOptions:
     """Which prompts to take from a source.
 
-    ``count``: at most so many, None for all; the sources ``random`` and ``default`` give exactly so
-    many or raise. ``length``: None takes whole prompts as they are (``random`` and ``default`` have
-    no such thing and use 32, or the model's maximum if less); n cuts non-overlapping windows of
-    exactly n tokens, BOS included, spread over the documents. ``seed`` decides which windows and
-    which random ids. ``bos``: None is the tokenizer's own habit, True puts BOS first, False never
-    adds it. ``keep_duplicates``: keep prompts with equal ids, otherwise removed after the first.
+    ``count``: at most so many, None for all (530 of a ``same-next`` set); the sources ``random`` and
+    ``default`` give exactly so many or raise. ``length``: None takes whole prompts as they are
+    (``random`` and ``default`` have no such thing and use 32, or the model's maximum if less); n cuts
+    non-overlapping windows of exactly n tokens, BOS included, spread over the documents (a
+    ``same-next`` prompt cannot be cut, and refuses it). ``seed`` decides which windows, which random
+    ids and which ``same-next`` prompts. ``bos``: None is the tokenizer's own habit, True puts BOS
+    first, False never adds it. ``keep_duplicates``: keep prompts with equal ids, otherwise removed
+    after the first.
     """
 
     count: int | None = None
@@ -36,8 +38,7 @@ class PromptOptions:
             if value is not None and not _is_int(value, at_least=1):
                 raise OptionError(f"{option} is {value!r}; allowed: a whole number from 1, or None.")
         # Random(-1) and Random(1) are one generator, so a negative seed would not be its own set
-        if not _is_int(self.seed, at_least=0):
-            raise OptionError(f"seed is {self.seed!r}; allowed: a whole number from 0.")
+        check_whole("seed", self.seed, at_least=0)
         if self.bos is not None and not isinstance(self.bos, bool):
             raise OptionError(f"bos is {self.bos!r}; allowed: True, False or None.")
         if not isinstance(self.keep_duplicates, bool):
@@ -91,6 +92,12 @@ class PromptSet:
             "fingerprint": self.fingerprint,
             "ids": [list(ids) for ids in self.ids],
         }
+
+
+def check_whole(option: str, value: object, *, at_least: int) -> None:
+    """Refuse a value of ``option`` that is no whole number from ``at_least`` on."""
+    if not _is_int(value, at_least=at_least):
+        raise OptionError(f"{option} is {value!r}; allowed: a whole number from {at_least}.")
 
 
 def _is_int(value: object, *, at_least: int) -> bool:
