@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING
 from preimage.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from preimage.collisions import CollisionOptions, find_collisions, scan_continuations
     from preimage.distances import closest_pairs, nearest_neighbors
     from preimage.errors import PreimageError
     from preimage.inversion import InvertOptions, invert
     from preimage.models import LanguageModel, load
     from preimage.prompts import PromptOptions, PromptSet
-    from preimage.results import Inversion
+    from preimage.results import CollisionAudit, ContinuationScan, Inversion
     from preimage.states import States, capture, noise_floor, open_states
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CollisionAudit": "results",
+    "CollisionOptions": "collisions",
+    "ContinuationScan": "results",
     "Inversion": "results",
     "InvertOptions": "inversion",
     "LanguageModel": "models",
@@ -30,14 +34,19 @@ _HOMES = {
     "States": "states",
     "capture": "states",
     "closest_pairs": "distances",
+    "find_collisions": "collisions",
     "invert": "inversion",
     "load": "models",
     "nearest_neighbors": "distances",
     "noise_floor": "states",
     "open_states": "states",
+    "scan_continuations": "collisions",
 }
 
 __all__ = [
+    "CollisionAudit",
+    "CollisionOptions",
+    "ContinuationScan",
     "Inversion",
     "InvertOptions",
     "LanguageModel",
@@ -48,11 +57,13 @@ __all__ = [
     "__version__",
     "capture",
     "closest_pairs",
+    "find_collisions",
     "invert",
     "load",
     "nearest_neighbors",
     "noise_floor",
     "open_states",
+    "scan_continuations",
 ]
 
 

@@ -119,15 +119,26 @@ class PairScan:
         indices[has], distances[has] = second[has], 0.0
         return Nearest(indices, distances)
 
-    def closest(self, k: int = 1) -> list[Pair]:
-        """The k closest pairs, nearest first; fewer where there are fewer."""
+    def closest(self, k: int = 1, *, twins: bool = True) -> list[Pair]:
+        """The k closest pairs, nearest first; fewer where there are fewer.
+
+        Without ``twins`` equal rows count as one, named by the first of them.
+        """
         if k < 1:
             raise OptionError(f"k is {k}.", "Give at least 1.")
-        found = self._rows.twin_pairs(k) if self._within else []
+        found = self._rows.twin_pairs(k) if self._within and twins else []
         pairs = [Pair(first, second, 0.0) for first, second in found]
         if len(pairs) < k and self._any:
-            pairs += self._apart(k - len(pairs))
+            pairs += self._apart(k - len(pairs), twins)
         return pairs[:k]
+
+    def groups(self) -> list[list[int]]:
+        """The rows that are the same to the bit, group by group."""
+        return self._rows.groups()
+
+    def group_of(self, row: int) -> list[int]:
+        """All rows that are the same as the first of a group."""
+        return self._rows.group(row)
 
     def count_below(self, thresholds: Sequence[float]) -> list[int]:
         """How many pairs are nearer than each threshold."""
@@ -214,8 +225,8 @@ class PairScan:
             index.scatter_reduce_(0, i[tied], j[tied], "amin")
         return index, best
 
-    def _apart(self, wanted: int) -> list[Pair]:
-        """The closest pairs of rows that differ, each with all twins of its two rows."""
+    def _apart(self, wanted: int, twins: bool) -> list[Pair]:
+        """The closest pairs of rows that differ, each with all twins of its two rows if wanted."""
         among, away = self._nearest_distinct
         if self._within:
             order = torch.arange(self.distinct, device=among.device)
@@ -229,8 +240,9 @@ class PairScan:
                 found = sorted(found)[:wanted]
         pairs: list[Pair] = []
         for apart, one, other in sorted(found)[:wanted]:
-            for a in self._rows.group(one):
-                for b in self._columns.group(other):
+            left, right = int(self._rows.kept[one]), int(self._columns.kept[other])
+            for a in self._rows.group(left) if twins else [left]:
+                for b in self._columns.group(right) if twins else [right]:
                     first, second = (min(a, b), max(a, b)) if self._within else (a, b)
                     pairs.append(Pair(first, second, apart))
         return sorted(pairs, key=lambda pair: (pair.distance, pair.first, pair.second))

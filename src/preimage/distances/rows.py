@@ -38,9 +38,8 @@ class RowSet:
             groups.setdefault(first, [first]).append(twin)
         return groups
 
-    def group(self, kept: int) -> list[int]:
-        """All rows the same as a kept one, given by its place among those."""
-        first = int(self.kept[kept])
+    def group(self, first: int) -> list[int]:
+        """All rows that are the same as the first of a group."""
         return self._groups.get(first, [first])
 
     def groups(self) -> list[list[int]]:

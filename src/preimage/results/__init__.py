@@ -1,17 +1,35 @@
 """Result types and files. Nobody else writes a result."""
 
-from preimage.results.files import dumps, plain, write_json, write_text
+from preimage.results.collisions import (
+    CollidingPair,
+    CollisionAudit,
+    Continuation,
+    ContinuationScan,
+    HardKind,
+    LayerCollisions,
+    Spacing,
+)
+from preimage.results.files import dumps, plain, read_json, write_json, write_table, write_text
 from preimage.results.inversion import Inversion, Position, Positions, Status
 from preimage.results.run_folder import RunFolder
 
 __all__ = [
+    "CollidingPair",
+    "CollisionAudit",
+    "Continuation",
+    "ContinuationScan",
+    "HardKind",
     "Inversion",
+    "LayerCollisions",
     "Position",
     "Positions",
     "RunFolder",
+    "Spacing",
     "Status",
     "dumps",
     "plain",
+    "read_json",
     "write_json",
+    "write_table",
     "write_text",
 ]

@@ -33,13 +33,39 @@ def write_json(path: Path, document: dict[str, Any]) -> Path:
     return write_text(path, dumps(document))
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Read one json document."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(document, dict):
+            raise ValueError("it is no json object")
+    except (ValueError, OSError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}.", "Give another file.") from error
+    return document
+
+
+def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write rows of plain values as parquet."""
+    import pyarrow
+    from pyarrow import parquet
+
+    sink = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
+    return _write(path, sink.getvalue().to_pybytes())
+
+
 def write_text(path: Path, text: str) -> Path:
-    """Write a file: to a temporary one, synced, then renamed."""
+    """Write a text file."""
+    return _write(path, text.encode())
+
+
+def _write(path: Path, content: bytes) -> Path:
+    """To a temporary file, synced, then renamed."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

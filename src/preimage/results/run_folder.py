@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from preimage.errors import RunFolderError
-from preimage.results.files import plain, write_json
+from preimage.results.files import plain, write_json, write_table
 from preimage.schema import SCHEMA
 
 _RUN, _ITEMS = "run.json", "items.jsonl"
@@ -50,6 +50,10 @@ class RunFolder:
     def finish(self, document: dict[str, Any]) -> None:
         """Write the results beside the plan."""
         write_json(self.path / _RUN, {**self.plan, "state": "done", **document})
+
+    def write_table(self, name: str, rows: list[dict[str, Any]]) -> Path:
+        """Write a table beside the results."""
+        return write_table(self.path / f"{name}.parquet", rows)
 
     def _continue(self) -> None:
         try:

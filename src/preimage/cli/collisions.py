@@ -1,0 +1,241 @@
+"""``preimage collisions`` and ``preimage continuations``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from preimage.cli import DONE, NOT_RECOVERED
+from preimage.cli.arguments import (
+    Bos,
+    Count,
+    Device,
+    Dtype,
+    Json,
+    Length,
+    Model,
+    PromptChoice,
+    Seed,
+    Source,
+    Texts,
+)  # fmt: skip
+from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
+from preimage.errors import OptionError
+from preimage.schema import SCHEMA
+
+if TYPE_CHECKING:
+    from preimage.results import CollidingPair, CollisionAudit, ContinuationScan, Spacing
+
+Thresholds = Annotated[
+    list[float] | None,
+    typer.Option("--threshold", help="Count pairs nearer than this, beside 1e-6; may be repeated."),
+]
+Closest = Annotated[int, typer.Option(help="How many of the closest pairs to list.")]
+Out = Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")]
+_DEFAULT_COUNT = 2000
+_SHOWN = 60  # characters of a prompt in a table
+
+
+def collisions(
+    model: Model = "smollm2",
+    text: Texts = None,
+    prompts: Source = None,
+    count: Count = None,
+    length: Length = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="Search at several lengths, 8,16,32 …, over equally many prompts.")
+    ] = None,
+    seed: Seed = 0,
+    bos: Bos = None,
+    layers: Annotated[str, typer.Option(help="all, 15, 0-4, 1,8,final …")] = "all",
+    threshold: Thresholds = None,
+    closest: Closest = 10,
+    hard_bases: Annotated[int, typer.Option(help="Prompts that hard pairs are made from.")] = 4,
+    out: Out = None,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    json: Json = False,
+) -> int:
+    """Compare the last states of many prompts, every pair, at every layer."""
+    import preimage
+    from preimage.collisions import CollisionOptions, sweep_lengths
+    from preimage.layers import parse_layers
+    from preimage.models import read_preview
+    from preimage.prompts import PromptOptions
+
+    options = CollisionOptions(tuple(threshold or ()), closest, hard_bases, seed)
+    if text and (count or length):
+        raise OptionError("--count and --length cut --prompts.", "Leave them out with --text.")
+    source = None if text else prompts or "default"
+    if source is not None and count is None and source.split(":")[0] in ("default", "random"):
+        count = _DEFAULT_COUNT
+    sizes = _lengths(lengths, source, length)
+    choice = PromptChoice(text, source, count, length, seed, bos)
+    known = read_preview(model)
+    if known is not None:  # refuse bad input before the weights are read
+        parse_layers(layers, known.n_layers)
+        windows: list[int | None] = [*sizes] or [length]
+        for size in windows:
+            PromptChoice(text, source, count, size, seed, bos).token_ids(known)
+    loaded = preimage.load(model, dtype=dtype, device=device)
+    with progress_bar() as progress:
+        if sizes:
+            assert source is not None
+            wanted = PromptOptions(count=count, seed=seed, bos=bos)
+            audits = sweep_lengths(
+                loaded, source, sizes, layers, prompts=wanted, out=out, progress=progress, options=options
+            )
+        else:
+            ids = choice.token_ids(loaded)
+            audit = preimage.find_collisions(loaded, ids, layers, options=options, out=out, progress=progress)
+            audits = {0: audit}
+    if out is not None:
+        for size, audit in audits.items():
+            _save_figure(audit, out / f"length-{size}" if sizes else out)
+    if json:
+        results: Any = {str(size): audit.to_dict() for size, audit in audits.items()}
+        print_json({"schema": SCHEMA, "command": "collisions", "results": results if sizes else results["0"]})
+    else:
+        for audit in audits.values():
+            _show_audit(audit)
+    return NOT_RECOVERED if any(audit.unexplained for audit in audits.values()) else DONE
+
+
+def continuations(
+    model: Model = "smollm2",
+    text: Texts = None,
+    audit: Annotated[
+        Path | None, typer.Option(help="Run folder of preimage collisions: continue its closest prompts.")
+    ] = None,
+    prompts: Source = None,
+    count: Count = None,
+    length: Length = None,
+    seed: Seed = 0,
+    bos: Bos = None,
+    layer: Annotated[str, typer.Option(help="The layer to compare at.")] = "final",
+    threshold: Thresholds = None,
+    closest: Closest = 10,
+    out: Out = None,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    json: Json = False,
+) -> int:
+    """Try every vocabulary token after a prefix and compare every two of their states."""
+    import preimage
+    from preimage.collisions import CollisionOptions, closest_prompts
+    from preimage.layers import parse_layer
+    from preimage.models import read_preview
+
+    options = CollisionOptions(tuple(threshold or ()), closest, 0, seed)
+    if sum(map(bool, (text, audit, prompts))) != 1:
+        raise OptionError("A scan needs prefixes.", "Give one of --text, --audit and --prompts.")
+    prefixes = closest_prompts(audit, None, count or 10) if audit else None
+    choice = PromptChoice(text, prompts, count, length, seed, bos)
+    known = read_preview(model)
+    if known is not None:
+        parse_layer(layer, known.n_layers)
+        if prefixes is None:
+            choice.token_ids(known)
+    loaded = preimage.load(model, dtype=dtype, device=device)
+    with progress_bar() as progress:
+        scan = preimage.scan_continuations(
+            loaded, prefixes or choice.token_ids(loaded), layer, options=options, out=out, progress=progress
+        )
+    if json:
+        print_json({"schema": SCHEMA, "command": "continuations", "results": scan.to_dict()})
+    else:
+        _show_scan(scan)
+    return NOT_RECOVERED if scan.unexplained else DONE
+
+
+def _lengths(given: str | None, source: str | None, length: int | None) -> list[int]:
+    if given is None:
+        return []
+    if source is None or length is not None:
+        raise OptionError("--lengths cuts --prompts.", "Leave out --text and --length.")
+    try:
+        return [int(part) for part in given.split(",")]
+    except ValueError:
+        raise OptionError(f"--lengths is {given!r}.", "Give whole numbers, 8,16,32.") from None
+
+
+def _save_figure(audit: CollisionAudit, out: Path) -> None:
+    from preimage.report import spacing_figure
+    from preimage.results import write_text
+
+    write_text(out / "spacing.html", spacing_figure(audit).to_html(include_plotlyjs=True))
+
+
+def _numbers(spacing: Spacing) -> list[str]:
+    quantiles = [f"{values[0]:.4g}" for values in spacing.quantiles.values()]
+    separation = "-" if spacing.separation is None else f"{spacing.separation:.4g}"
+    normalised = "-" if spacing.normalised is None else f"{spacing.normalised:.3g}"
+    floor = f"{2 * spacing.noise_floor * spacing.mean_norm:.2g}"
+    below = [str(number) for number in spacing.below.values()]
+    return [f"{spacing.minimum.distance:.4g}", separation, normalised, *quantiles, floor, *below,
+            str(spacing.at_floor), str(spacing.unexplained)]  # fmt: skip
+
+
+def _columns(spacing: Spacing) -> list[str]:
+    return ["minimum", "of those that must differ", "/ norm", "1 %", "median", "maximum", "noise floor",
+            *(f"< {threshold}" for threshold in spacing.below), "at floor", "unexplained"]  # fmt: skip
+
+
+def _show_audit(audit: CollisionAudit) -> None:
+    first = audit.layers[0].spacing
+    shortest, longest = audit.lengths
+    long = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
+    title = f"{audit.prompts} prompts of {long} tokens, {first.pairs} pairs a layer"
+    rows = [[str(found.layer), *_numbers(found.spacing)] for found in audit.layers]
+    print_table(title, ["layer", *_columns(first)], rows)
+    print_lines("")
+    for found in audit.layers:
+        if found.spacing.explained:
+            told = ", ".join(f"{number} {reason}" for reason, number in found.spacing.explained.items())
+            print_lines(f"layer {found.layer}, at the noise floor: {told}")
+    deepest = audit.layers[-1]
+    if deepest.hard:
+        print_table(
+            f"Hard pairs at layer {deepest.layer}",
+            ["kind", "pairs", "closest", "noise floor", "at floor", "explained", "unexplained"],
+            [
+                [kind.kind, str(kind.pairs), f"{kind.minimum.distance:.4g}", f"{kind.minimum.floor:.2g}",
+                 str(kind.at_floor), ", ".join(f"{n} {r}" for r, n in kind.explained.items()) or "-",
+                 str(kind.unexplained)]
+                for kind in deepest.hard
+            ],
+        )  # fmt: skip
+    print_lines("")
+    if deepest.spacing.closest:
+        _show_pair(f"closest at layer {deepest.layer}", deepest.spacing.closest[0])
+    for found in audit.layers:
+        for pair in found.spacing.listed:
+            if pair.explanation == "unexplained":
+                _show_pair(f"UNEXPLAINED at layer {found.layer}", pair)
+
+
+def _show_scan(scan: ContinuationScan) -> None:
+    for number, prefix in enumerate(scan.prefixes):
+        shown = (prefix.text or str(list(prefix.prefix)))[-_SHOWN:]
+        print_lines(f"{number}: …{shown}")
+    if scan.prefixes:
+        first = scan.prefixes[0].spacing
+        rows = [[str(n), *_numbers(prefix.spacing)] for n, prefix in enumerate(scan.prefixes)]
+        title = f"Every next token at layer {scan.layer}, {first.pairs} pairs a prefix"
+        print_table(title, ["prefix", *_columns(first)], rows)
+    for number, prefix in enumerate(scan.prefixes):
+        if prefix.spacing.closest:
+            _show_pair(f"{number}, closest tokens", prefix.spacing.closest[0])
+        for pair in prefix.spacing.listed:
+            if pair.explanation == "unexplained":
+                _show_pair(f"{number}, UNEXPLAINED", pair)
+
+
+def _show_pair(what: str, pair: CollidingPair) -> None:
+    texts = [
+        repr(text[-_SHOWN:]) if text is not None else str(list(ids))
+        for text, ids in ((pair.first_text, pair.first_ids), (pair.second_text, pair.second_ids))
+    ]
+    print_lines(f"{what}: {texts[0]} and {texts[1]}, {pair.distance:.4g} apart (floor {pair.floor:.2g})")

@@ -1,0 +1,198 @@
+"""``preimage.find_collisions``: every pair of a set of prompts, layer by layer."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from preimage.collisions.options import CollisionOptions
+from preimage.collisions.spacing import Named, measure_spacing
+from preimage.collisions.structure import UNEXPLAINED, Structure
+from preimage.collisions.thresholds import require_above_noise
+from preimage.distances import norms, row_distances
+from preimage.errors import PromptError
+from preimage.layers import Layer, LayerSpec, parse_layers
+from preimage.models import LanguageModel
+from preimage.progress import Progress, silent
+from preimage.prompts import HardPair, PromptSet, hard_pairs
+from preimage.results import CollidingPair, CollisionAudit, HardKind, LayerCollisions, RunFolder
+from preimage.states import States, capture, encode_all, noise_floor
+
+_BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
+_STATES = "states"  # in the run folder, until the run is done
+
+
+def find_collisions(
+    model: LanguageModel,
+    prompts: Sequence[str | Sequence[int]] | PromptSet,
+    layers: LayerSpec = "all",
+    *,
+    options: CollisionOptions | None = None,
+    bos: bool | None = None,
+    out: str | Path | None = None,
+    progress: Progress = silent,
+    **changes: Any,
+) -> CollisionAudit:
+    """Compare the last states of all prompts, pair by pair, at every layer, and hard pairs beside them.
+
+    Prompts with equal ids count once. States stream to the disk, and one layer at a time is compared, so that
+    memory stays bounded. With ``out`` every layer is kept in that run folder as it ends, and calling again
+    continues it. ``options`` or single fields of it: see :class:`CollisionOptions`.
+    """
+    chosen = replace(options or CollisionOptions(), **changes)
+    wanted = parse_layers(layers, model.n_layers)
+    given = encode_all(model, prompts, bos)
+    ids = PromptSet(tuple(dict.fromkeys(given)), "list", chosen.seed, 0)
+    if len(ids) < 2:
+        raise PromptError(
+            f"{len(given)} prompts, {len(ids)} of them different.", "Give at least two different ones."
+        )
+    require_above_noise(model, ids.ids, wanted, chosen.thresholds)
+    folder = None
+    if out is not None:
+        plan = {
+            "command": "collisions",
+            "model": model.identity.to_dict(),
+            "prompts": ids.fingerprint,
+            "layers": list(wanted),
+            "options": chosen.to_dict(),
+        }
+        folder = RunFolder(out, plan)
+    kept = {} if folder is None else folder.items
+    audit = _Audit(model, ids, wanted, chosen, folder, progress)
+    found = [
+        LayerCollisions.from_dict(kept[str(layer)]) if str(layer) in kept else audit.at(layer)
+        for layer in wanted
+    ]
+    lengths = ids.lengths
+    result = CollisionAudit(
+        model=model.identity.to_dict(),
+        prompts=len(ids),
+        duplicates_removed=len(given) - len(ids),
+        lengths=(min(lengths), max(lengths)),
+        fingerprint=ids.fingerprint,
+        options=chosen.to_dict(),
+        layers=tuple(found),
+    )
+    if folder is not None:
+        folder.finish({"results": result.to_dict()})
+        folder.write_table("layers", result.rows())
+        shutil.rmtree(folder.path / _STATES, ignore_errors=True)
+    return result
+
+
+class _Audit:
+    """One search under way; states are captured when the first layer asks for them."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        ids: PromptSet,
+        layers: Sequence[Layer],
+        options: CollisionOptions,
+        folder: RunFolder | None,
+        progress: Progress,
+    ) -> None:
+        self._model, self._ids, self._layers, self._options = model, ids, layers, options
+        self._folder, self._progress = folder, progress
+        self._done = 0 if folder is None else len(folder.items)
+        self._structure = Structure(model)
+        self._floor = noise_floor(model, layers)
+        self._hard = _hard_pairs(model, ids, options)
+        sides = dict.fromkeys(ids for pair in self._hard for ids in (pair.first, pair.second))
+        self._hard_rows = {ids: row for row, ids in enumerate(sides)}
+        self._captured: tuple[States, States | None] | None = None
+
+    def at(self, layer: Layer) -> LayerCollisions:
+        """What one layer shows."""
+        states, hard = self._states()
+        states.require_finite(layer)
+        last = states.last(layer).to(self._model.device)
+        named = Named(
+            ids=lambda row: self._ids.ids[row],
+            text=lambda row: self._model.decode(self._ids.ids[row]),
+            key=lambda row: self._structure.key(self._ids.ids[row], layer),
+            explain=lambda a, b, near: self._structure.explain(
+                self._ids.ids[a], self._ids.ids[b], layer, near=near
+            ),
+        )
+        spacing = measure_spacing(last, self._floor[layer], named, self._options)
+        kinds = () if hard is None else self._hard_kinds(hard, layer)
+        found = LayerCollisions(layer, spacing, kinds)
+        if self._folder is not None:
+            self._folder.add(str(layer), asdict(found))
+        self._done += 1
+        self._progress(self._done, len(self._layers), f"layers compared, {layer} last")
+        return found
+
+    def _states(self) -> tuple[States, States | None]:
+        if self._captured is None:
+            place = None if self._folder is None else self._folder.path / _STATES
+            hard = list(self._hard_rows)
+            self._captured = (
+                self._capture(self._ids, place and place / "prompts"),
+                self._capture(hard, place and place / "hard") if hard else None,
+            )
+        return self._captured
+
+    def _capture(self, prompts: PromptSet | list[tuple[int, ...]], out: Path | None) -> States:
+        batch = _BATCH_TOKENS.get(self._model.device.type, _BATCH_TOKENS["cpu"])
+        return capture(
+            self._model, prompts, self._layers, positions="last", batch_tokens=batch, out=out,
+            progress=self._progress,
+        )  # fmt: skip
+
+    def _hard_kinds(self, states: States, layer: Layer) -> tuple[HardKind, ...]:
+        states.require_finite(layer)
+        last = states.last(layer)
+        rows = [(self._hard_rows[pair.first], self._hard_rows[pair.second]) for pair in self._hard]
+        first, second = (last[list(side)] for side in zip(*rows, strict=True))
+        floors = self._floor[layer] * (norms(first) + norms(second))
+        kinds: dict[str, list[CollidingPair]] = {}
+        for pair, ends, distance, floor in zip(
+            self._hard, rows, row_distances(first, second).tolist(), floors.tolist(), strict=True
+        ):
+            found = CollidingPair(
+                *ends,
+                pair.first,
+                pair.second,
+                self._model.decode(pair.first),
+                self._model.decode(pair.second),
+                distance,
+                floor,
+                self._structure.explain(pair.first, pair.second, layer, near=distance <= floor),
+            )
+            kinds.setdefault(pair.kind, []).append(found)
+        return tuple(_summary(kind, pairs) for kind, pairs in kinds.items())
+
+
+def _summary(kind: str, pairs: list[CollidingPair]) -> HardKind:
+    reasons = Counter(pair.explanation for pair in pairs if pair.explanation)
+    return HardKind(
+        kind=kind,
+        pairs=len(pairs),
+        minimum=min(pairs, key=lambda pair: pair.distance),
+        at_floor=sum(pair.distance <= pair.floor for pair in pairs),
+        explained={reason: count for reason, count in sorted(reasons.items()) if reason != UNEXPLAINED},
+        unexplained=reasons[UNEXPLAINED],
+    )
+
+
+def _hard_pairs(model: LanguageModel, ids: PromptSet, options: CollisionOptions) -> tuple[HardPair, ...]:
+    if not options.hard_bases:
+        return ()
+    begin = getattr(model.tokenizer, "bos_token_id", None)
+    everywhere = begin is not None and all(row[0] == begin for row in ids)
+    return hard_pairs(
+        ids,
+        model.tokenizer,
+        vocab_size=model.vocab_size,
+        max_length=model.max_length,
+        bos=begin if everywhere else None,
+        seed=options.seed,
+        bases=options.hard_bases,
+    )

@@ -1,0 +1,136 @@
+"""All pairs of a set of states: the closest, the spread, and what lies at or under the noise floor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+
+from jaxtyping import Float
+from torch import Tensor
+
+from preimage.collisions.options import PUBLISHED, CollisionOptions
+from preimage.distances import PairScan, norms
+from preimage.results import CollidingPair, Spacing
+
+_QUANTILES = (0.01, 0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Named:
+    """What the rows of a set of states stand for."""
+
+    ids: Callable[[int], tuple[int, ...]]
+    text: Callable[[int], str | None]
+    key: Callable[[int], Hashable]  # rows with equal keys have the same state for structural reasons
+    explain: Callable[[int, int, bool], str]  # two rows, and whether their states are the same but for noise
+
+
+def measure_spacing(
+    states: Float[Tensor, "row d"], noise_floor: float, named: Named, options: CollisionOptions
+) -> Spacing:
+    """Everything about the pairs of these states; ``noise_floor`` is relative."""
+    scan = PairScan(states, spread=True)
+    lengths = norms(states)
+
+    def pair(first: int, second: int, distance: float) -> CollidingPair:
+        floor = noise_floor * float(lengths[first] + lengths[second])
+        return CollidingPair(
+            first=first,
+            second=second,
+            first_ids=named.ids(first),
+            second_ids=named.ids(second),
+            first_text=named.text(first),
+            second_text=named.text(second),
+            distance=distance,
+            floor=floor,
+            explanation=named.explain(first, second, distance <= floor),
+        )
+
+    thresholds = sorted({PUBLISHED, *options.thresholds})
+    counts = scan.count_below(thresholds)
+    reasons, listed = _at_floor(scan, noise_floor, lengths, named, options.closest)
+    closest = [pair(*found) for found in _must_differ(scan, named, options.closest)]
+    mean_norm, separation = float(lengths.mean()), closest[0].distance if closest else None
+    return Spacing(
+        states=len(states),
+        pairs=scan.pairs,
+        distinct=scan.distinct,
+        minimum=pair(*scan.closest(1)[0]),
+        closest=tuple(closest),
+        separation=separation,
+        normalised=None if separation is None or mean_norm == 0 else separation / mean_norm,
+        quantiles={f"{q:g}": (*scan.spread.quantile(q),) for q in _QUANTILES},
+        mean_norm=mean_norm,
+        noise_floor=noise_floor,
+        below={f"{threshold:g}": count for threshold, count in zip(thresholds, counts, strict=True)},
+        at_floor=sum(reasons.values()),
+        explained={reason: count for reason, count in sorted(reasons.items()) if reason != "unexplained"},
+        unexplained=reasons["unexplained"],
+        listed=tuple(pair(*found) for found in listed),
+    )
+
+
+def _must_differ(scan: PairScan, named: Named, count: int) -> list[tuple[int, int, float]]:
+    """The closest pairs that no structure makes the same."""
+    wanted = 2 * count
+    while True:
+        found = scan.closest(wanted, twins=False)
+        apart = [pair for pair in found if named.key(pair.first) != named.key(pair.second)]
+        if len(apart) >= count or len(found) < wanted:
+            return [(*pair,) for pair in apart[:count]]
+        wanted *= 8
+
+
+def _at_floor(
+    scan: PairScan, noise_floor: float, lengths: Float[Tensor, " row"], named: Named, count: int
+) -> tuple[Counter[str], list[tuple[int, int, float]]]:
+    """Pairs at or under their floor, counted by what explains them, and the first of each reason."""
+    reasons: Counter[str] = Counter()
+    listed: list[tuple[int, int, float]] = []
+    shown: Counter[str] = Counter()
+
+    def note(reason: str, number: int, example: tuple[int, int, float]) -> None:
+        reasons[reason] += number
+        if number and shown[reason] < count:
+            shown[reason] += 1
+            listed.append(example)
+
+    for group in scan.groups():
+        for number, first, second in _classes(group, group, named):
+            note(named.explain(first, second, True), number, (first, second, 0.0))
+    floors = noise_floor * lengths
+    for firsts, seconds, away in scan.within(2 * float(floors.max())):
+        near = away <= floors[firsts] + floors[seconds]
+        for i, j, distance in zip(
+            firsts[near].tolist(), seconds[near].tolist(), away[near].tolist(), strict=True
+        ):
+            for number, first, second in _classes(scan.group_of(i), scan.group_of(j), named):
+                note(
+                    named.explain(first, second, True),
+                    number,
+                    (min(first, second), max(first, second), distance),
+                )
+    return reasons, listed
+
+
+def _classes(one: Sequence[int], other: Sequence[int], named: Named) -> Iterator[tuple[int, int, int]]:
+    """(how many pairs, an example) for every two classes of equal keys in two groups, or in one twice."""
+    left, right = _by_key(one, named), _by_key(other, named)
+    if one is other:
+        for members in left:
+            if len(members) > 1:
+                yield len(members) * (len(members) - 1) // 2, members[0], members[1]
+        for a, b in combinations(left, 2):
+            yield len(a) * len(b), a[0], b[0]
+    else:
+        for a, b in product(left, right):
+            yield len(a) * len(b), a[0], b[0]
+
+
+def _by_key(rows: Sequence[int], named: Named) -> list[list[int]]:
+    classes: dict[Hashable, list[int]] = {}
+    for row in rows:
+        classes.setdefault(named.key(row), []).append(row)
+    return list(classes.values())
