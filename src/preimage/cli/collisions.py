@@ -131,7 +131,7 @@ def continuations(
     options = CollisionOptions(tuple(threshold or ()), closest, 0, seed)
     if sum(map(bool, (text, audit, prompts))) != 1:
         raise OptionError("A scan needs prefixes.", "Give one of --text, --audit and --prompts.")
-    prefixes = closest_prompts(audit, None, count or 10) if audit else None
+    prefixes = closest_prompts(audit, None, 10 if count is None else count) if audit else None
     choice = PromptChoice(text, prompts, count, length, seed, bos)
     known = read_preview(model)
     if known is not None:
@@ -139,10 +139,9 @@ def continuations(
         if prefixes is None:
             choice.token_ids(known)
     loaded = preimage.load(model, dtype=dtype, device=device)
+    given = choice.token_ids(loaded) if prefixes is None else prefixes
     with progress_bar() as progress:
-        scan = preimage.scan_continuations(
-            loaded, prefixes or choice.token_ids(loaded), layer, options=options, out=out, progress=progress
-        )
+        scan = preimage.scan_continuations(loaded, given, layer, options=options, out=out, progress=progress)
     if json:
         print_json({"schema": SCHEMA, "command": "continuations", "results": scan.to_dict()})
     else:

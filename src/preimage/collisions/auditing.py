@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -9,12 +10,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from preimage.collisions.options import CollisionOptions
 from preimage.collisions.spacing import Named, measure_spacing
 from preimage.collisions.structure import UNEXPLAINED, Structure
 from preimage.collisions.thresholds import require_above_noise
 from preimage.distances import norms, row_distances
-from preimage.errors import PromptError
+from preimage.errors import PromptError, StatesError
 from preimage.layers import Layer, LayerSpec, parse_layers
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
@@ -147,8 +150,13 @@ class _Audit:
         )  # fmt: skip
 
     def _hard_kinds(self, states: States, layer: Layer) -> tuple[HardKind, ...]:
-        states.require_finite(layer)
         last = states.last(layer)
+        for ids, row in self._hard_rows.items():
+            if not bool(torch.isfinite(last[row]).all()):
+                raise StatesError(
+                    f"The hard prompt {reprlib.repr(ids)}, layer {layer}, holds NaN or infinity.",
+                    "Set hard_bases to 0, or use float32 if a half-precision model overflowed.",
+                )
         rows = [(self._hard_rows[pair.first], self._hard_rows[pair.second]) for pair in self._hard]
         first, second = (last[list(side)] for side in zip(*rows, strict=True))
         floors = self._floor[layer] * (norms(first) + norms(second))

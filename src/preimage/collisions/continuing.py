@@ -15,7 +15,7 @@ from preimage.collisions.options import CollisionOptions
 from preimage.collisions.spacing import Named, measure_spacing
 from preimage.collisions.structure import IDENTICAL_EMBEDDINGS, SAME_TEXT, UNEXPLAINED, same_text
 from preimage.collisions.thresholds import require_above_noise
-from preimage.distances import same_rows
+from preimage.distances import require_finite, same_rows
 from preimage.errors import OptionError, PromptError, RunFolderError
 from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
@@ -69,7 +69,9 @@ def scan_continuations(
         if folder is not None and str(number) in folder.items:
             found.append(Continuation.from_dict(folder.items[str(number)]))
             continue
-        spacing = measure_spacing(_every_token(model, prefix, at), floor, named, chosen)
+        states = _every_token(model, prefix, at)
+        require_finite(states, f"Prefix {number}, layer {at}, token")
+        spacing = measure_spacing(states, floor, named, chosen)
         found.append(Continuation(prefix, model.decode(prefix), at, spacing))
         if folder is not None:
             folder.add(str(number), asdict(found[-1]))
@@ -88,6 +90,8 @@ def closest_prompts(
 
     ``audit`` may be the run folder of one; ``layer`` is by default the deepest it has.
     """
+    if count < 1:
+        raise OptionError(f"count is {count}.", "Give at least 1.")
     if isinstance(audit, CollisionAudit):
         found = audit.to_dict()
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations, islice, product
 
 from jaxtyping import Float
 from torch import Tensor
@@ -73,13 +73,27 @@ def measure_spacing(
 
 
 def _must_differ(scan: PairScan, named: Named, count: int) -> list[tuple[int, int, float]]:
-    """The closest pairs that no structure makes the same."""
+    """The closest pairs that no structure makes the same, also where their states are equal to the bit.
+
+    Of rows with equal keys and equal states only the first is named.
+    """
+
+    def apart(one: Sequence[int], other: Sequence[int], distance: float) -> Iterator[tuple[int, int, float]]:
+        for _, first, second in _classes(one, other, named):
+            if named.key(first) != named.key(second):
+                yield min(first, second), max(first, second), distance
+
+    equal = list(islice((pair for group in scan.groups() for pair in apart(group, group, 0.0)), count))
     wanted = 2 * count
     while True:
         found = scan.closest(wanted, twins=False)
-        apart = [pair for pair in found if named.key(pair.first) != named.key(pair.second)]
-        if len(apart) >= count or len(found) < wanted:
-            return [(*pair,) for pair in apart[:count]]
+        pairs = equal + [
+            pair
+            for first, second, distance in found
+            for pair in apart(scan.group_of(first), scan.group_of(second), distance)
+        ]
+        if len(pairs) >= count or len(found) < wanted:
+            return pairs[:count]
         wanted *= 8
 
 

@@ -2,7 +2,7 @@
 
 from preimage.distances.direct import norms, row_distances
 from preimage.distances.pairs import Nearest, Pair, PairScan, closest_pairs, nearest_neighbors
-from preimage.distances.rows import same_rows
+from preimage.distances.rows import require_finite, same_rows
 
 __all__ = [
     "Nearest",
@@ -11,6 +11,7 @@ __all__ = [
     "closest_pairs",
     "nearest_neighbors",
     "norms",
+    "require_finite",
     "row_distances",
     "same_rows",
 ]

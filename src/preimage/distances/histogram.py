@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -30,12 +30,19 @@ class Histogram:
     def __init__(self, device: torch.device) -> None:
         self.counts = torch.zeros(2 ** (31 - self._SHIFT), dtype=torch.int64, device=device)
 
-    def add(self, values: Float[Tensor, "row column"], upper: bool) -> None:
-        """Count finite values: all, or those above the diagonal."""
+    def add(
+        self,
+        values: Float[Tensor, "row column"],
+        *,
+        upper: bool = False,
+        weights: Int[Tensor, "row column"] | None = None,
+    ) -> None:
+        """Count finite values, all or those above the diagonal, each once or as often as its weight says."""
         if upper:
             values = values.masked_fill(torch.ones_like(values, dtype=torch.bool).tril(), torch.inf)
         keys = values.float().clamp_min(0.0).view(torch.int32) >> self._SHIFT
-        self.counts += torch.bincount(keys.flatten(), minlength=len(self.counts))
+        often = None if weights is None else weights.double().flatten()
+        self.counts += torch.bincount(keys.flatten(), often, minlength=len(self.counts)).long()
 
     def edges(self, index: int) -> tuple[float, float]:
         """The smallest and the largest value of a bin."""

@@ -57,7 +57,7 @@ class PairScan:
     """Everything about the pairs within one set of rows, or between two; equal rows are looked at once.
 
     ``arithmetic`` names the screen's, None chooses by the data; ``each`` runs the tiles, here or elsewhere;
-    ``spread`` counts all distances in the same pass, for :attr:`spread`.
+    ``spread`` counts all distances on the way, which :attr:`spread` would otherwise do in a pass of its own.
     """
 
     def __init__(
@@ -164,20 +164,39 @@ class PairScan:
     @cached_property
     def spread(self) -> Spread:
         """How the distances of all pairs are distributed."""
-        rows, columns = self._rows, self._columns
-        screen, histogram = None, None
-        if self._counting and self._any and not (len(rows.twins) or len(columns.twins)):
-            screen, histogram = self._screened.screen, self._screened.histogram
-        if screen is None or histogram is None:
-            others = None if self._within else columns.x
-            first = LADDERS.get(rows.x.device.type, LADDERS["cpu"])[0]
-            arithmetic = ARITHMETICS[self._arithmetic] if self._arithmetic else first
-            screen = Screen(rows.x, others, arithmetic, self._tile)
-            histogram = Histogram(rows.x.device)
+        histogram = Histogram(self._rows.x.device)
+        if not self._any:
+            histogram.counts[0] = self.pairs
+            return histogram.spread(0.0, 0.0, 1.0)
+        screen, counted = self._screened.screen, self._screened.histogram
+        if counted is None:
             screen.minima(histogram)
+        else:
+            histogram.counts += counted.counts
+        self._count_twins(screen, histogram)
         longest = screen.rows.norms.argmax()[None]
         error = float(screen.bound(longest, screen.columns.norms.max()[None]))
         return histogram.spread(error, float(screen.slack.max()), screen.scale)
+
+    def _count_twins(self, screen: Screen, histogram: Histogram) -> None:
+        """Add the pairs of rows that were looked at once for several.
+
+        Of s_i rows and t_j columns that are the same one pair was counted, s_i t_j are there: with e = s - 1
+        and f = t - 1 what is missing is e_i (1 + f_j) + f_j, and within one set e_i + e_j + e_i e_j once.
+        """
+        more, others = self._rows.sizes - 1, self._columns.sizes - 1
+        for rows in more.nonzero().flatten().split(_SAMPLE):
+            both = others.expand(len(rows), -1)
+            if self._within:
+                both = both * (torch.arange(len(others), device=rows.device) > rows[:, None])
+            histogram.add(screen.row_values(rows)[:, : len(others)], weights=more[rows][:, None] * (1 + both))
+        if self._within:
+            histogram.counts[0] += (more * (more + 1) // 2).sum()
+            return
+        turned = screen.turned()
+        for rows in others.nonzero().flatten().split(_SAMPLE):
+            values = turned.row_values(rows)[:, : len(more)]
+            histogram.add(values, weights=others[rows][:, None].expand_as(values))
 
     # Rows that differ.
 

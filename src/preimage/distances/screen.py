@@ -13,6 +13,7 @@ The work is cut into tiles, each on its own: the unit of resuming and of distrib
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -186,12 +187,22 @@ class Screen:
             values.fill_diagonal_(torch.inf)
         return values
 
-    def sample_minima(self, rows: Int[Tensor, " some"]) -> Float[Tensor, "some block"]:
-        """The minima of a few rows."""
+    def row_values(self, rows: Int[Tensor, " some"]) -> Float[Tensor, "some column"]:
+        """Screened values of a few rows against all columns, what is no pair infinite."""
         values = self.arithmetic.product(self.rows.left[rows], self.columns.right)
         if self.within:
             values.scatter_(1, rows[:, None], torch.inf)
-        return values.view(len(rows), -1, BLOCK).amin(dim=2)
+        return values
+
+    def sample_minima(self, rows: Int[Tensor, " some"]) -> Float[Tensor, "some block"]:
+        """The minima of a few rows."""
+        return self.row_values(rows).view(len(rows), -1, BLOCK).amin(dim=2)
+
+    def turned(self) -> Screen:
+        """The same pairs with rows and columns exchanged."""
+        other = copy(self)
+        other.rows, other.columns = self.columns, self.rows
+        return other
 
     # What the minima leave open.
 

@@ -128,8 +128,9 @@ class States:
         states = self.at(prompt, layer)
         bad = (~torch.isfinite(states).all(dim=-1)).nonzero()
         if len(bad):
+            position = int(bad[0]) if self.positions == "all" else self.lengths[prompt] - 1
             raise StatesError(
-                f"Prompt {prompt}, layer {layer}, position {int(bad[0])} holds NaN or infinity.",
+                f"Prompt {prompt}, layer {layer}, position {position} holds NaN or infinity.",
                 "Capture it again, in float32 if a half-precision model overflowed.",
             )
         return states
