@@ -18,7 +18,7 @@ from preimage.inversion.proposers import CodebookProposer, PriorProposer, build_
 from preimage.inversion.readings import Keys, Part, Reading
 from preimage.inversion.verifier import Verifier
 from preimage.layers import Layer
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, Prefix
 from preimage.report import margin_figure
 from preimage.results import Inversion, Position, Positions
 from tiny import VOCABULARY, build, random_ids, tiny
@@ -90,6 +90,40 @@ def test_a_pass_that_contradicts_an_earlier_one_is_decided_alone(monkeypatch: py
     (outcome,) = inverter.run([states], [Budget(10**6, None)])
     assert [fit.position.token_id for fit in outcome.partial] == prompt
     assert outcome.hypotheses
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_state_that_only_the_plain_pass_reproduces_costs_no_scan(
+    together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cached and shared passes put position 3 out of tolerance; the plain pass over the prompt does not."""
+    model = tiny("llama")
+    prompt = random_ids(10, 3)
+    states = preimage.capture(model, [prompt], layers=2).at(0, 2)
+    inverter = engine(model, 2, build_proposer(model, 2), together)
+    off = 3 * inverter._verifier.tolerances(states)[3] / model.d_model**0.5
+    extend, run = Prefix.extend, LanguageModel.states
+
+    def cached(self: Prefix, ids: Tensor) -> Tensor:
+        found, start = extend(self, ids), len(self) - len(ids)
+        if start <= 3 < start + len(ids):
+            found[3 - start] += off
+        return found
+
+    def shared(self: LanguageModel, ids: Tensor, layers: Sequence[Layer]) -> dict[Layer, Tensor]:
+        found = run(self, ids, layers)
+        if together and len(ids) > 1 and ids.shape[1] > 3:
+            found[2][:, 3] += off
+        return found
+
+    monkeypatch.setattr(Prefix, "extend", cached)
+    monkeypatch.setattr(LanguageModel, "states", shared)
+    budgets = [Budget(10**6, None) for _ in range(2)]
+    outcomes = inverter.run([states, states], budgets)
+    for outcome, budget in zip(outcomes, budgets, strict=True):
+        assert [fit.position.token_id for fit in outcome.partial] == prompt
+        assert outcome.hypotheses
+        assert budget.tests < model.vocab_size
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -25,7 +25,7 @@ from preimage.inversion.budget import Budget, BudgetSpentError
 from preimage.inversion.policies import Policy, RankedPolicy
 from preimage.inversion.proposers import Proposer
 from preimage.inversion.readings import Reading
-from preimage.inversion.search import Fit, Frame, Outcome, Search, Verified
+from preimage.inversion.search import BACKOFF_TOLERANCES, Fit, Frame, Outcome, Search, Verified
 from preimage.inversion.twins import Rivals
 from preimage.inversion.verifier import Verifier
 from preimage.models import LanguageModel, Prefix
@@ -59,6 +59,7 @@ class Job:
     distances: list[float] = field(default_factory=list)
     repairs: int = 0
     stage: int = 0  # rounds spent on the first mismatch
+    plainly: bool = False  # whether only plain passes over the whole prompt are near enough to the states
     outcome: Outcome | None = None
 
     def __len__(self) -> int:
@@ -132,7 +133,7 @@ class FastInverter:
                     whole = True
                     continue
                 job.budget.check()
-                if self._repair(job, reading):
+                if self._fits_plainly(job) or self._repair(job, reading):
                     whole = job.repairs <= _WHOLE_REPAIRS
         except BudgetSpentError as spent:
             self._stop(job, spent)
@@ -140,9 +141,14 @@ class FastInverter:
     def _pass(self, job: Job, start: int) -> None:
         """Run a prompt from a position on; what agrees from the left is settled."""
         row = job.ids if job.verified == len(job) else job.affordable(len(job))
-        job.prefix.crop(start)
-        seen = self._verifier.observe(job.prefix.extend(row[start:]))
-        job.distances = job.distances[:start] + row_distances(seen, job.observed[start : len(row)]).tolist()
+        if job.plainly:
+            job.distances = self._verifier.whole_sequence(row.tolist(), job.observed[: len(row)])
+        else:
+            job.prefix.crop(start)
+            seen = self._verifier.observe(job.prefix.extend(row[start:]))
+            job.distances = (
+                job.distances[:start] + row_distances(seen, job.observed[start : len(row)]).tolist()
+            )
         before = job.verified
         job.verified = self._note_refusal(job, row, job.distances)
         job.budget.tests += max(0, job.verified - before) + (job.verified < len(row))
@@ -196,9 +202,10 @@ class FastInverter:
             job.budget.check()
             if not refused:  # the rest of the proposal was not run yet behind what is verified
                 return [job.affordable(len(job))]
+            if self._fits_plainly(job):
+                self._run_alone(job, reading)
+                return []
             if job.stage == len(_LADDER):
-                if len(job.prefix) < at:
-                    job.prefix.extend(job.ids[len(job.prefix) : at])
                 return [job.ids] if self._repair(job, reading) else []
         except BudgetSpentError as spent:
             self._stop(job, spent)
@@ -225,6 +232,8 @@ class FastInverter:
         """Find the token of the first mismatch on the cached prefix; False where the prompt ends there."""
         at, tolerance, prefix = job.verified, job.tolerances[job.verified], job.prefix
         prefix.crop(at)
+        if len(prefix) < at:
+            prefix.extend(job.ids[len(prefix) : at])
         refused, twins, near = job.refused.setdefault(at, {}), self._rivals.twins, self._rivals.near
         fits: list[int] = []
         tested = torch.full((self._model.vocab_size,), math.inf, dtype=torch.float64)
@@ -251,6 +260,27 @@ class FastInverter:
             job.outcome = search.run()
             return False
         job.ids, job.stage = _replaced(job.ids, at, nearest), 0
+        job.repairs += 1
+        return True
+
+    def _fits_plainly(self, job: Job) -> bool:
+        """Whether the nearest refused token fits in a plain pass over the whole prompt.
+
+        States of attention sinks are so long that another shape of the pass, cached or shared, can move them
+        out of tolerance. The plain pass has the final word anyway; from here on it has every word.
+        """
+        at, refused = job.verified, job.refused.get(job.verified)
+        if job.plainly or not refused:
+            return False
+        token = min(refused, key=refused.__getitem__)
+        if refused[token] > BACKOFF_TOLERANCES * job.tolerances[at]:
+            return False
+        ids = _replaced(job.ids, at, token)
+        distance = self._verifier.whole_sequence(ids.tolist(), job.observed)[at]
+        job.budget.tests += 1
+        if not distance <= job.tolerances[at]:
+            return False
+        job.ids, job.plainly, job.stage = ids, True, 0
         job.repairs += 1
         return True
 

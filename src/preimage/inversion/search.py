@@ -26,7 +26,7 @@ from preimage.results import Position, Positions
 MAX_PROMPTS = 64  # fitting prompts listed
 # Nothing within tolerance, but one token far nearer than every other: the step was noisier than the floor
 # (another shape, another device). It is followed, and the whole-sequence pass decides.
-_BACKOFF_TOLERANCES = 64.0
+BACKOFF_TOLERANCES = 64.0
 _BACKOFF_RATIO = 8.0
 
 
@@ -211,7 +211,7 @@ class Search:
         """Whether the nearest token, though out of tolerance, is much nearer than every other."""
         rival = nearest.runner_up_distance
         return (
-            nearest.distance <= _BACKOFF_TOLERANCES * nearest.tolerance
+            nearest.distance <= BACKOFF_TOLERANCES * nearest.tolerance
             and rival is not None
             and nearest.distance * _BACKOFF_RATIO <= rival
         )
