@@ -12,6 +12,7 @@ import sys
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import preimage
 from preimage.cli import main
@@ -367,6 +368,184 @@ def test_a_proof_is_stored_and_drawn(document: Any, run: Run, model: str, tmp_pa
     assert (code, found["error"]["code"]) == (2, "bad_option")
 
 
+def test_collisions(document: Any, run: Run, model: str, tmp_path: Path) -> None:
+    texts, out = ["the cat", "a dog", "the cats sat", "the cat"], tmp_path / "run"
+    given = ["collisions", "--model", model, *(part for text in texts for part in ("--text", text))]
+    given += ["--layers", "0,2,final", "--hard-bases", 2, "--closest", 2, "--threshold", 0.5]
+    code, found = document(*given, "--out", out)
+    assert code == 0
+    assert (found["schema"], found["command"]) == ("preimage/1", "collisions")
+    options = {"thresholds": (0.5,), "closest": 2, "hard_bases": 2}
+    audit = preimage.find_collisions(preimage.load(model), texts, "0,2,final", **options)
+    assert found["results"] == json.loads(json.dumps(audit.to_dict()))
+    assert (found["results"]["prompts"], found["results"]["duplicates_removed"]) == (3, 1)
+    assert [entry["layer"] for entry in found["results"]["layers"]] == [0, 2, "final"]
+    for entry in found["results"]["layers"]:
+        assert (entry["spacing"]["pairs"], entry["spacing"]["below"].keys()) == (3, {"1e-06", "0.5"})
+    assert found["results"]["unexplained"] == 0
+    names = ["items.jsonl", "layers.parquet", "run.json", "spacing.html"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    assert "All pairs of 3 prompts" in (out / "spacing.html").read_text(encoding="utf-8")
+    assert json.loads((out / "run.json").read_text())["results"] == found["results"]
+    before = lines_of(out)
+    assert document(*given, "--out", out) == (code, found)
+    assert lines_of(out) == before
+    code, text, err = run(*given)
+    assert (code, err) == (0, "")
+    assert "3 prompts of " in text
+    assert "3 pairs a layer" in text
+    assert "Hard pairs at layer final" in text
+    assert "closest at layer final: '<s>" in text
+    assert "UNEXPLAINED" not in text
+    code, text, _ = run(*given, "--layers", "0", "--text", "the dogs sat")
+    assert code == 0
+    assert re.search(r"^layer 0, at the noise floor: \d same last token at layer 0$", text, re.MULTILINE)
+
+
+def test_collisions_at_several_lengths(document: Any, run: Run, model: str, tmp_path: Path) -> None:
+    given = ["collisions", "--model", model, "--prompts", "random", "--count", 6, "--lengths", "4,8"]
+    given += ["--layers", "1,final", "--hard-bases", 0, "--seed", 3]
+    code, found = document(*given, "--out", tmp_path / "sweep")
+    assert code == 0
+    assert found["results"].keys() == {"4", "8"}
+    assert [audit["lengths"] for audit in found["results"].values()] == [[4, 4], [8, 8]]
+    one = ["--length", 8, "--count", 6, "--prompts", "random", "--layers", "1,final", "--hard-bases", 0]
+    code, alone = document("collisions", "--model", model, *one, "--seed", 3)
+    assert (code, alone["results"]) == (0, found["results"]["8"])
+    for length in (4, 8):
+        folder = tmp_path / "sweep" / f"length-{length}"
+        assert {"run.json", "layers.parquet", "spacing.html"} <= {path.name for path in folder.iterdir()}
+    code, text, _ = run(*given)
+    assert code == 0
+    assert "6 prompts of 4 tokens" in text
+    assert "6 prompts of 8 tokens" in text
+
+
+def test_prompts_with_the_same_next_token_are_compared(document: Any, model: str) -> None:
+    given = ["--prompts", "same-next:arithmetic", "--count", 5, "--layers", 2, "--hard-bases", 0]
+    code, found = document("collisions", "--model", model, *given)
+    assert code == 0
+    (layer,) = found["results"]["layers"]
+    assert (layer["spacing"]["pairs"], layer["hard"]) == (10, [])
+    assert layer["spacing"]["closest"][0]["first_text"].endswith(" =")
+
+
+def test_continuations(document: Any, run: Run, model: str, tmp_path: Path) -> None:
+    given = ["continuations", "--model", model, "--text", "the cat", "--text", "a", "--layer", 2]
+    code, found = document(*given, "--out", tmp_path / "scan")
+    assert code == 0
+    assert (found["schema"], found["command"]) == ("preimage/1", "continuations")
+    scan = preimage.scan_continuations(preimage.load(model), ["the cat", "a"], 2, hard_bases=0)
+    assert found["results"] == json.loads(json.dumps(scan.to_dict()))
+    assert [prefix["text"] for prefix in found["results"]["prefixes"]] == ["<s>the cat", "<s>a"]
+    for prefix in found["results"]["prefixes"]:
+        assert prefix["spacing"]["states"] == VOCABULARY
+        assert prefix["margin"] == prefix["spacing"]["closest"][0]["distance"] > 0
+    names = ["items.jsonl", "prefixes.parquet", "run.json"]
+    assert sorted(path.name for path in (tmp_path / "scan").iterdir()) == names
+    code, text, err = run(*given)
+    assert (code, err) == (0, "")
+    assert f"Every next token at layer 2, {VOCABULARY * (VOCABULARY - 1) // 2} pairs a prefix" in text
+    assert "0: …<s>the cat" in text
+    assert "1, closest tokens: " in text
+
+
+def test_the_closest_prompts_of_a_search_are_continued(
+    document: Any, model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    searched = ["collisions", "--model", model, "--prompts", "random", "--count", 12, "--length", 5]
+    searched += ["--layers", "1,final", "--hard-bases", 0, "--out", tmp_path / "run"]
+    code, audit = document(*searched)
+    assert code == 0
+    pair = audit["results"]["layers"][-1]["spacing"]["closest"][0]
+    given = ["continuations", "--model", model, "--audit", tmp_path / "run"]
+    code, found = document(*given, "--count", 2)
+    assert code == 0
+    assert found["results"]["layer"] == "final"
+    prefixes = [prefix["prefix"] for prefix in found["results"]["prefixes"]]
+    assert prefixes == [pair["first_ids"], pair["second_ids"]]
+    code, found = document(*given)
+    assert (code, len(found["results"]["prefixes"])) == (0, 10)
+    for count in (0, -1):
+        code, found = document(*given, f"--count={count}")
+        assert (code, found["error"]["message"]) == (2, f"count is {count}.")
+    code, found = document(*given, "--text", "x")
+    assert (code, found["error"]["hint"]) == (2, "Give one of --text, --audit and --prompts.")
+    path = tmp_path / "run" / "run.json"
+    path.write_text(path.read_text().replace('"state": "done"', '"state": "running"'))
+    code, found = document(*given)
+    assert (code, found["error"]["code"]) == (2, "bad_run_folder")
+    assert found["error"]["message"] == f"{tmp_path / 'run'} holds no finished collision search."
+
+
+def test_a_search_of_one_family_has_nothing_to_continue(
+    document: Any, run: Run, model: str, jsonl: Callable[..., str], tmp_path: Path
+) -> None:
+    given = ["collisions", "--model", model, "--prompts", jsonl([7, 7], [7, 7, 7]), "--layers", 1]
+    given += ["--hard-bases", 0, "--out", tmp_path / "run"]
+    code, found = document(*given)
+    assert (code, found["results"]["layers"][0]["spacing"]["separation"]) == (0, None)
+    assert run(*given)[0] == 0
+    code, found = document("continuations", "--model", model, "--audit", tmp_path / "run")
+    assert (code, found["error"]["message"]) == (2, "No prompt was given.")
+
+
+def test_an_unexplained_collision_is_exit_code_1(
+    document: Any, run: Run, own_cache: Path, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path / "flat")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] *= 0  # every state at "final" is 0
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    given = ["--model", folder, "--text", "the cat", "--text", "a dog"]
+    code, found = document("collisions", *given, "--layers", "2,final", "--hard-bases", 0)
+    assert code == 1
+    assert [layer["spacing"]["unexplained"] for layer in found["results"]["layers"]] == [0, 1]
+    assert found["results"]["unexplained"] == 1
+    assert found["results"]["layers"][1]["spacing"]["listed"][0]["explanation"] == "unexplained"
+    code, text, _ = run("collisions", *given, "--layers", "2,final", "--hard-bases", 0)
+    assert code == 1
+    assert "UNEXPLAINED at layer final: '<s>the cat' and '<s>a dog', 0 apart" in text
+    assert run("collisions", *given, "--layers", "2", "--hard-bases", 0)[0] == 0
+    code, found = document("collisions", *given, "--layers", "final", "--hard-bases", 1)
+    assert code == 1
+    assert found["results"]["unexplained"] > 1  # hard pairs count too
+    code, found = document("continuations", *given[:4], "--closest", 1)
+    assert code == 1
+    assert found["results"]["unexplained"] == VOCABULARY * (VOCABULARY - 1) // 2
+    assert found["results"]["prefixes"][0]["margin"] == 0
+    code, text, _ = run("continuations", *given[:4], "--closest", 1)
+    assert (code, "0, UNEXPLAINED: " in text) == (1, True)
+
+
+def test_an_interrupted_search_is_continued_by_the_same_command(
+    document: Any, model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:  # C2
+    given = ["collisions", "--model", model, "--prompts", "random", "--count", 8, "--length", 5]
+    given += ["--hard-bases", 1, "--out", tmp_path / "run"]
+
+    @contextmanager
+    def interrupted() -> Iterator[Callable[[int, int, str], None]]:
+        def report(done: int, total: int, note: str) -> None:
+            if note.startswith("layers compared") and done == 2:
+                raise KeyboardInterrupt
+
+        yield report
+
+    with monkeypatch.context() as patch:
+        patch.setattr("preimage.cli.collisions.progress_bar", interrupted)
+        code, found = document(*given)
+    assert (code, found["error"]["code"]) == (130, "interrupted")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["state"] == "running"
+    kept = lines_of(tmp_path / "run")
+    assert len(kept) == 2
+    code, found = document(*given)
+    assert code == 0
+    assert lines_of(tmp_path / "run")[:2] == kept
+    assert document(*given[:-2]) == (0, found)
+    assert not (tmp_path / "run" / "states").exists()
+
+
 def test_lens(document: Any, run: Run, model: str, tmp_path: Path) -> None:
     given = ["lens", "train", "--model", model, "--layer", 1, "--prompts", "random", "--steps", 3]
     given += ["--batch-tokens", 64, "--rank", 4, "--hidden", 8]
@@ -525,6 +704,13 @@ class Given:
         torch.save({}, folder / "pytorch_model.bin")
         return folder
 
+    def untold(self) -> Path:
+        return make_folder(self.tmp / "untold", tokenizer=False)
+
+    def unfinished(self) -> Path:
+        RunFolder(self.tmp / "unfinished", {"command": "collisions"})
+        return self.tmp / "unfinished"
+
     def file(self, name: str, text: str) -> Path:
         (self.tmp / name).write_text(text)
         return self.tmp / name
@@ -611,7 +797,64 @@ TENSOR: dict[str, tuple[Case, str]] = {
     "text called npy": (lambda g: [g.file("t.npy", "1 2 3"), "--layer", 1], "cannot be read as a plain"),
     "wrong key": (lambda g: [g.tensor(3, WIDTH), "--layer", 1, "--key", "k"], "holds no tensor 'k'."),
 }
+TWO = ["--text", "x", "--text", "y"]
+COLLISIONS: dict[str, tuple[Case, str]] = {
+    "one prompt": (lambda g: ["--text", "x"], "1 prompts, 1 of them different."),
+    "equal prompts": (lambda g: ["--text", "x", "--text", "x"], "2 prompts, 1 of them different."),
+    "empty file": (lambda g: ["--prompts", g.file("e.txt", "")], "holds no prompts."),
+    "missing prompts": (lambda g: ["--prompts", "none.txt"], "'none.txt' does not exist."),
+    "threshold 0": (lambda g: [*TWO, "--threshold", 0], "A threshold is 0.0."),
+    "threshold below 0": (lambda g: [*TWO, "--threshold=-1"], "A threshold is -1.0."),
+    "threshold below the floor": (
+        lambda g: [*TWO, "--threshold", 1e-8, "--layers", "2,final"],
+        "The threshold 1e-08 is below the noise floor of layer 2, ",
+    ),
+    "layer too deep": (lambda g: [*TWO, "--layers", "0-4"], "There is no layer '0-4'."),
+    "closest 0": (lambda g: [*TWO, "--closest", 0], "closest is 0."),
+    "hard bases below 0": (lambda g: [*TWO, "--hard-bases=-1"], "hard_bases is -1."),
+    "negative seed": (lambda g: [*TWO, "--seed=-1"], "seed is -1."),
+    "count of text": (lambda g: [*TWO, "--count", 1], "--count and --length cut --prompts."),
+    "lengths of text": (lambda g: [*TWO, "--lengths", "4,8"], "--lengths cuts --prompts."),
+    "length and lengths": (lambda g: ["--length", 4, "--lengths", "4,8"], "--lengths cuts --prompts."),
+    "lengths that are none": (lambda g: ["--lengths", "4,long"], "--lengths is '4,long'."),
+    "length 0": (lambda g: ["--prompts", "random", "--lengths", "4,0"], "length is 0"),
+    "too long": (
+        lambda g: ["--prompts", "random", "--lengths", "4,129"],
+        "length is 129; this model takes at most 128 tokens.",
+    ),
+    "unequal numbers": (
+        lambda g: ["--prompts", g.jsonl(random_ids(40)), "--lengths", "4,10"],
+        "The source has 10 at 4, 4 at 10 prompts. Set count to the smallest of these numbers.",
+    ),
+    "text without a tokenizer": (
+        lambda g: ["--prompts", "same-next:arithmetic", "--model", g.untold()],
+        "prompt 0 is text, and this model has no tokenizer.",
+    ),
+    "default without a tokenizer": (lambda g: ["--model", g.untold()], "'default' is text, and this model"),
+}
+CONTINUATIONS: dict[str, tuple[Case, str]] = {
+    "no prefix": (lambda g: [], "A scan needs prefixes."),
+    "text and prompts": (lambda g: ["--text", "x", "--prompts", "random"], "A scan needs prefixes."),
+    "missing audit": (lambda g: ["--audit", g.tmp / "none"], "cannot be read"),
+    "unfinished audit": (lambda g: ["--audit", g.unfinished()], "holds no finished collision search."),
+    "layer too deep": (lambda g: ["--text", "x", "--layer", 4], "There is no layer '4'."),
+    "two layers": (lambda g: ["--text", "x", "--layer", "1,2"], "One layer is needed"),
+    "as long as the model": (
+        lambda g: ["--prompts", g.jsonl([3] * 128)],
+        "Prefix 0 has 128 tokens, as many as the model takes.",
+    ),
+    "threshold below the floor": (
+        lambda g: ["--text", "x", "--threshold", 1e-12],
+        "is below the noise floor of layer final",
+    ),
+    "closest 0": (lambda g: ["--text", "x", "--closest", 0], "closest is 0."),
+}
 CASES = {
+    **{
+        f"{command}, {name}": ([command, "--model", "the model"], *case)
+        for command, cases in (("collisions", COLLISIONS), ("continuations", CONTINUATIONS))
+        for name, case in cases.items()
+    },
     **{f"invert, {name}": (["invert"], *case) for name, case in INVERT.items()},
     **{
         f"capture, {name}": (["capture"], *case)
@@ -651,7 +894,8 @@ def test_bad_input_is_one_line_and_writes_nothing(
     tmp_path: Path,
 ) -> None:
     given, out = Given(folders, bundle, jsonl, tmp_path), tmp_path / "out"
-    argv = [*command, *case(given), "--out", out]
+    argv = [given.model if part == "the model" else part for part in command]
+    argv += [*case(given), "--out", out]
     if "--from-tensor" in command:
         argv += ["--model", given.model]
     before = sorted(tmp_path.rglob("*"))

@@ -1,5 +1,8 @@
 """Certified distances: right to the last bit float64 gives, whatever the screen rounds (hardening N1-N9)."""
 
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import preimage
+from preimage.collisions.tiles import KeptTiles
 from preimage.distances import PairScan, closest_pairs, nearest_neighbors, row_distances, same_rows
 from preimage.distances.arithmetic import ARITHMETICS, products
-from preimage.distances.screen import Screen
+from preimage.distances.screen import EachTile, Screen, Tile, TileFound, here
 from preimage.errors import OptionError, StatesError
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -176,11 +180,12 @@ def test_pairs_within_a_reach_are_all_named() -> None:
 def test_tiles_may_be_run_in_any_order_elsewhere() -> None:  # N4
     x = 50 + torch.randn(1500, 40, generator=torch.Generator().manual_seed(2))
 
-    def backwards(work, tiles):  # type: ignore[no-untyped-def]
-        done = {index: work(tiles[index]) for index in reversed(range(len(tiles)))}
+    def backwards(screen: Screen, tiles: Sequence[Tile], counting: bool) -> list[TileFound]:
+        done = {index: screen.find(tiles[index], counting) for index in reversed(range(len(tiles)))}
         return [done[index] for index in range(len(tiles))]
 
-    scan, other = PairScan(x, tile=256), PairScan(x, tile=512, each=backwards)
+    scan, other = PairScan(x, tile=256, spread=True), PairScan(x, tile=512, each=backwards, spread=True)
+    assert scan.spread.quantile(0.5) == other.spread.quantile(0.5)
     assert torch.equal(scan.nearest.distances, other.nearest.distances)
     assert scan.closest(9) == other.closest(9)
 
@@ -287,3 +292,37 @@ def test_the_public_names_take_numpy_too() -> None:
 def test_too_few_rows_are_refused(rows: int) -> None:
     with pytest.raises(OptionError, match="make no pair"):
         closest_pairs(torch.zeros(rows, 3))
+
+
+def test_finished_tiles_are_found_again(tmp_path: Path) -> None:  # J1
+    x = torch.randn(1500, 12, generator=torch.Generator().manual_seed(7))
+    run: list[Tile] = []
+
+    class Stopping(Screen):
+        def find(self, tile: Tile, counting: bool = False) -> TileFound:
+            if len(run) == 9:
+                raise KeyboardInterrupt
+            run.append(tile)
+            return super().find(tile, counting)
+
+    def scan(each: EachTile) -> PairScan:
+        return PairScan(x, tile=256, spread=True, each=each)
+
+    def stopped(screen: Screen, tiles: Sequence[Tile], counting: bool) -> Iterator[TileFound]:
+        screen.__class__ = Stopping
+        return KeptTiles(tmp_path, at_least=1)(screen, tiles, counting)
+
+    with pytest.raises(KeyboardInterrupt):
+        scan(stopped).closest(1)
+    kept = sorted(tmp_path.iterdir())
+    assert len(kept) == 9
+    kept[0].write_bytes(kept[0].read_bytes()[:-20])  # a damaged one is made again
+    before = {path.name: path.stat().st_mtime_ns for path in kept[1:]}
+    again, fresh = scan(KeptTiles(tmp_path, at_least=1)), scan(here)
+    assert again.closest(5) == fresh.closest(5)
+    assert torch.equal(again.nearest.indices, fresh.nearest.indices)
+    assert again.spread.quantile(0.5) == fresh.spread.quantile(0.5)
+    assert before == {name: (tmp_path / name).stat().st_mtime_ns for name in before}
+    assert len(list(tmp_path.iterdir())) == 21
+    KeptTiles(tmp_path).forget()
+    assert not tmp_path.exists()

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import preimage
+from preimage.collisions.structure import CONSTANT, SAME_LAST_TOKEN
 from preimage.models import LanguageModel
+from preimage.prompts import gather
 from preimage.states import measure_noise
 
 pytestmark = pytest.mark.real_model
@@ -62,3 +64,34 @@ def test_tokens_that_are_no_text_and_bos_are_recovered_by_id(smollm2: LanguageMo
     for ids, found in zip(prompts, preimage.invert(smollm2, states), strict=True):
         assert (found.status, found.token_ids) == ("recovered", tuple(ids))
     assert "\ufffd" in smollm2.decode(pieces[:5])  # the text alone would not have been enough
+
+
+def test_constant_prompts_collide_without_bos_and_not_with_it(smollm2: LanguageModel) -> None:
+    options = preimage.PromptOptions(count=40, length=16, bos=False)
+    limits = {"vocab_size": smollm2.vocab_size, "max_length": smollm2.max_length}
+    prompts = [*gather("default", smollm2.tokenizer, options, **limits)]
+    prompts += [tuple(smollm2.tokenizer(" the" * times)["input_ids"]) for times in (2, 3, 17)]
+    assert {len(set(ids)) for ids in prompts[40:]} == {1}
+    family, layers = {40, 41, 42}, "0,1,15,30,final"
+    without = preimage.find_collisions(smollm2, prompts, layers, bos=False, hard_bases=1)
+    assert (without.prompts, without.unexplained) == (43, 0)
+    for found in without.layers:
+        spacing = found.spacing
+        reason = SAME_LAST_TOKEN if found.layer == 0 else CONSTANT
+        assert set(spacing.explained) == {reason}
+        assert spacing.minimum.explanation == reason
+        assert spacing.separation > 100 * spacing.minimum.floor
+        assert not any({pair.first, pair.second} <= family for pair in spacing.closest)
+        if found.layer != 0:
+            assert {spacing.minimum.first, spacing.minimum.second} <= family
+            assert spacing.minimum.distance <= spacing.minimum.floor
+        constant = next(kind for kind in found.hard if kind.kind == "constant")
+        assert constant.explained == {reason: constant.pairs}
+    apart = preimage.find_collisions(smollm2, prompts, layers, bos=True, hard_bases=1)
+    assert apart.unexplained == 0
+    for found in apart.layers[1:]:
+        spacing = found.spacing
+        assert (spacing.at_floor, spacing.explained, spacing.minimum.explanation) == (0, {}, "")
+        assert spacing.minimum.distance > 100 * spacing.minimum.floor
+        constant = next(kind for kind in found.hard if kind.kind == "constant")
+        assert (constant.at_floor, constant.explained) == (0, {})

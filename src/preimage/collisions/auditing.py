@@ -16,7 +16,8 @@ from preimage.collisions.options import CollisionOptions
 from preimage.collisions.spacing import Named, measure_spacing
 from preimage.collisions.structure import UNEXPLAINED, Structure
 from preimage.collisions.thresholds import require_above_noise
-from preimage.distances import norms, row_distances
+from preimage.collisions.tiles import KeptTiles
+from preimage.distances import here, norms, row_distances
 from preimage.errors import PromptError, StatesError
 from preimage.layers import Layer, LayerSpec, parse_layers
 from preimage.models import LanguageModel
@@ -123,11 +124,16 @@ class _Audit:
                 self._ids.ids[a], self._ids.ids[b], layer, near=near
             ),
         )
-        spacing = measure_spacing(last, self._floor[layer], named, self._options)
+        tiles = None
+        if self._folder is not None:
+            tiles = KeptTiles(self._folder.path / _STATES / f"tiles-{layer}")
+        spacing = measure_spacing(last, self._floor[layer], named, self._options, tiles or here)
         kinds = () if hard is None else self._hard_kinds(hard, layer)
         found = LayerCollisions(layer, spacing, kinds)
         if self._folder is not None:
             self._folder.add(str(layer), asdict(found))
+        if tiles is not None:
+            tiles.forget()
         self._done += 1
         self._progress(self._done, len(self._layers), f"layers compared, {layer} last")
         return found

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
 from itertools import combinations, islice, product
 
 from jaxtyping import Float
 from torch import Tensor
 
 from preimage.collisions.options import PUBLISHED, CollisionOptions
-from preimage.distances import PairScan, norms
+from preimage.distances import EachTile, PairScan, here, norms
 from preimage.results import CollidingPair, Spacing
 
 _QUANTILES = (0.01, 0.5, 1.0)
@@ -28,10 +29,14 @@ class Named:
 
 
 def measure_spacing(
-    states: Float[Tensor, "row d"], noise_floor: float, named: Named, options: CollisionOptions
+    states: Float[Tensor, "row d"],
+    noise_floor: float,
+    named: Named,
+    options: CollisionOptions,
+    each: EachTile = here,
 ) -> Spacing:
-    """Everything about the pairs of these states; ``noise_floor`` is relative."""
-    scan = PairScan(states, spread=True)
+    """Everything about the pairs of these states; ``noise_floor`` is relative, ``each`` runs the tiles."""
+    scan = PairScan(states, spread=True, each=each)
     lengths = norms(states)
 
     def pair(first: int, second: int, distance: float) -> CollidingPair:
@@ -83,15 +88,16 @@ def _must_differ(scan: PairScan, named: Named, count: int) -> list[tuple[int, in
             if named.key(first) != named.key(second):
                 yield min(first, second), max(first, second), distance
 
-    equal = list(islice((pair for group in scan.groups() for pair in apart(group, group, 0.0)), count))
+    equal = list(islice(merge(*(apart(group, group, 0.0) for group in scan.groups())), count))
     wanted = 2 * count
     while True:
         found = scan.closest(wanted, twins=False)
-        pairs = equal + [
+        others = (
             pair
             for first, second, distance in found
             for pair in apart(scan.group_of(first), scan.group_of(second), distance)
-        ]
+        )
+        pairs = equal + sorted(others, key=lambda pair: (pair[2], pair))
         if len(pairs) >= count or len(found) < wanted:
             return pairs[:count]
         wanted *= 8

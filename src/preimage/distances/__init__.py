@@ -3,12 +3,18 @@
 from preimage.distances.direct import norms, row_distances
 from preimage.distances.pairs import Nearest, Pair, PairScan, closest_pairs, nearest_neighbors
 from preimage.distances.rows import require_finite, same_rows
+from preimage.distances.screen import EachTile, Screen, Tile, TileFound, here
 
 __all__ = [
+    "EachTile",
     "Nearest",
     "Pair",
     "PairScan",
+    "Screen",
+    "Tile",
+    "TileFound",
     "closest_pairs",
+    "here",
     "nearest_neighbors",
     "norms",
     "require_finite",

@@ -18,35 +18,37 @@ class Quantile(NamedTuple):
     high: float
 
 
+_SHIFT = 12  # bits of a float32 that do not tell its bin
+_BINS = 2 ** (31 - _SHIFT)
+_INFINITE = 0x7F800000 >> _SHIFT  # the bin of what is no pair
+
+
+def counted(
+    values: Float[Tensor, "row column"],
+    *,
+    upper: bool = False,
+    weights: Int[Tensor, "row column"] | None = None,
+) -> Int[Tensor, " bin"]:
+    """How many values lie in each bin, all or those above the diagonal, each as often as its weight says."""
+    if upper:
+        values = values.masked_fill(torch.ones_like(values, dtype=torch.bool).tril(), torch.inf)
+    keys = values.float().clamp_min(0.0).view(torch.int32) >> _SHIFT
+    often = None if weights is None else weights.double().flatten()
+    return torch.bincount(keys.flatten(), often, minlength=_BINS).long()
+
+
 class Histogram:
     """Counts of squared values by the leading bits of their float32: bins of 1/2048 of a value.
 
     Bits of positive floats are in the order of the floats, so that binning is a shift.
     """
 
-    _SHIFT = 12
-    _INFINITE = 0x7F800000 >> _SHIFT  # the bin of what is no pair
-
     def __init__(self, device: torch.device) -> None:
-        self.counts = torch.zeros(2 ** (31 - self._SHIFT), dtype=torch.int64, device=device)
-
-    def add(
-        self,
-        values: Float[Tensor, "row column"],
-        *,
-        upper: bool = False,
-        weights: Int[Tensor, "row column"] | None = None,
-    ) -> None:
-        """Count finite values, all or those above the diagonal, each once or as often as its weight says."""
-        if upper:
-            values = values.masked_fill(torch.ones_like(values, dtype=torch.bool).tril(), torch.inf)
-        keys = values.float().clamp_min(0.0).view(torch.int32) >> self._SHIFT
-        often = None if weights is None else weights.double().flatten()
-        self.counts += torch.bincount(keys.flatten(), often, minlength=len(self.counts)).long()
+        self.counts = torch.zeros(_BINS, dtype=torch.int64, device=device)
 
     def edges(self, index: int) -> tuple[float, float]:
         """The smallest and the largest value of a bin."""
-        low, high = ((index << self._SHIFT), ((index + 1) << self._SHIFT) - 1)
+        low, high = ((index << _SHIFT), ((index + 1) << _SHIFT) - 1)
         ends = torch.tensor([low, high], dtype=torch.int32).view(torch.float32)
         return float(ends[0]), float(ends[1])
 
@@ -61,7 +63,7 @@ class Spread:
 
     def __init__(self, histogram: Histogram, error: float, slack: float, scale: float) -> None:
         self._histogram = histogram
-        self._cumulative = histogram.counts[: Histogram._INFINITE].cumsum(0).cpu()
+        self._cumulative = histogram.counts[:_INFINITE].cumsum(0).cpu()
         self._error, self._slack, self._scale = error, slack, scale
 
     @property

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from preimage.distances.arithmetic import ARITHMETICS, LADDERS
 from preimage.distances.direct import row_distances
-from preimage.distances.histogram import Histogram, Spread
+from preimage.distances.histogram import Histogram, Spread, counted
 from preimage.distances.rows import RowSet
-from preimage.distances.screen import EachTile, Screen
+from preimage.distances.screen import EachTile, Screen, here
 from preimage.errors import OptionError
 
 _CERTIFIED = {"cpu": 2**10, "cuda": 2**17}  # pairs recomputed at once
@@ -56,8 +56,9 @@ class _Screened(NamedTuple):
 class PairScan:
     """Everything about the pairs within one set of rows, or between two; equal rows are looked at once.
 
-    ``arithmetic`` names the screen's, None chooses by the data; ``each`` runs the tiles, here or elsewhere;
-    ``spread`` counts all distances on the way, which :attr:`spread` would otherwise do in a pass of its own.
+    ``arithmetic`` names the screen's, None chooses by the data; ``each`` runs the tiles, here or elsewhere,
+    or finds what was kept of them; ``spread`` counts all distances on the way, which :attr:`spread` would
+    otherwise do in a pass of its own.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class PairScan:
         *,
         arithmetic: str | None = None,
         tile: int | None = None,
-        each: EachTile = map,
+        each: EachTile = here,
         spread: bool = False,
     ) -> None:
         self._rows = RowSet(vectors)
@@ -189,14 +190,15 @@ class PairScan:
             both = others.expand(len(rows), -1)
             if self._within:
                 both = both * (torch.arange(len(others), device=rows.device) > rows[:, None])
-            histogram.add(screen.row_values(rows)[:, : len(others)], weights=more[rows][:, None] * (1 + both))
+            values = screen.row_values(rows)[:, : len(others)]
+            histogram.counts += counted(values, weights=more[rows][:, None] * (1 + both))
         if self._within:
             histogram.counts[0] += (more * (more + 1) // 2).sum()
             return
         turned = screen.turned()
         for rows in others.nonzero().flatten().split(_SAMPLE):
             values = turned.row_values(rows)[:, : len(more)]
-            histogram.add(values, weights=others[rows][:, None].expand_as(values))
+            histogram.counts += counted(values, weights=others[rows][:, None].expand_as(values))
 
     # Rows that differ.
 

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from preimage.distances.arithmetic import FLOAT32, FLOAT64, Arithmetic
-from preimage.distances.histogram import Histogram
+from preimage.distances.histogram import Histogram, counted
 
 BLOCK = 256  # columns whose smallest screened value is kept for every row
 _TILE = {"cpu": 2048, "cuda": 16384}  # rows and columns of one product; a multiple of BLOCK
@@ -36,16 +36,22 @@ class Tile(NamedTuple):
     columns: slice
 
 
-class TileMinima(NamedTuple):
-    """The smallest screened value of each row in each block of columns, and, within one set, of each column
-    in each block of rows."""
+class TileFound(NamedTuple):
+    """What one tile knows: the smallest screened value of each row in each block of columns, within one set
+    also of each column in each block of rows, and how its values are distributed if that is counted."""
 
     rows: Float[Tensor, "row column_block"]
     columns: Float[Tensor, "column row_block"] | None
+    counts: Int[Tensor, " bin"] | None
 
 
-# Runs work on tiles, here or elsewhere; results in the order of the tiles.
-EachTile: TypeAlias = Callable[[Callable[[Tile], TileMinima], Sequence[Tile]], Iterable[TileMinima]]
+# Runs tiles, here or elsewhere, or finds what was kept of them; results in the order of the tiles.
+EachTile: TypeAlias = Callable[["Screen", Sequence[Tile], bool], Iterable[TileFound]]
+
+
+def here(screen: Screen, tiles: Sequence[Tile], counting: bool) -> Iterator[TileFound]:
+    """One tile after another in this process."""
+    return (screen.find(tile, counting) for tile in tiles)
 
 
 class Side:
@@ -141,10 +147,10 @@ class Screen:
             if not (self.within and b.start < a.start)
         ]
 
-    def minima(self, histogram: Histogram | None = None, each: EachTile = map) -> Float[Tensor, "row block"]:
+    def minima(self, histogram: Histogram | None = None, each: EachTile = here) -> Float[Tensor, "row block"]:
         """For each row the smallest screened value in each block of columns, itself left out.
 
-        With ``histogram`` every pair is counted there on the way, in this process.
+        With ``histogram`` every pair is counted there on the way.
         """
         found = torch.full(
             (len(self.rows.left), self.columns.blocks),
@@ -153,27 +159,24 @@ class Screen:
             device=self.rows.left.device,
         )
         tiles = self.tiles()
-
-        def work(tile: Tile) -> TileMinima:
-            return self.tile_minima(tile, histogram)
-
-        for (a, b), minima in zip(tiles, each(work, tiles), strict=True):
-            found[a, _blocks(b)] = minima.rows
-            if minima.columns is not None:
-                found[b, _blocks(a)] = minima.columns
+        for (a, b), tile in zip(tiles, each(self, tiles, histogram is not None), strict=True):
+            found[a, _blocks(b)] = tile.rows
+            if tile.columns is not None:
+                found[b, _blocks(a)] = tile.columns
+            if histogram is not None and tile.counts is not None:
+                histogram.counts += tile.counts
         self._buffer = None
         return found
 
-    def tile_minima(self, tile: Tile, histogram: Histogram | None = None) -> TileMinima:
+    def find(self, tile: Tile, counting: bool = False) -> TileFound:
         """What one tile knows; it depends on nothing but the rows."""
         values = self._values(tile)
         diagonal = self.within and tile.rows == tile.columns
-        if histogram is not None:
-            histogram.add(values, upper=diagonal)
+        counts = counted(values, upper=diagonal) if counting else None
         across = values.view(len(values), -1, BLOCK).amin(dim=2)
         if diagonal or not self.within:
-            return TileMinima(across, None)
-        return TileMinima(across, values.view(-1, BLOCK, values.shape[1]).amin(dim=1).T)
+            return TileFound(across, None, counts)
+        return TileFound(across, values.view(-1, BLOCK, values.shape[1]).amin(dim=1).T, counts)
 
     def _values(self, tile: Tile) -> Float[Tensor, "row column"]:
         """Screened values of a tile, what is no pair infinite; overwritten by the next tile's."""
