@@ -8,7 +8,18 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from jaxtyping import install_import_hook
 
 # prompts is left out: it takes whatever users give and its business is to refuse it in words
-ROOMS = ("bench", "distances", "execution", "inversion", "layers", "models", "report", "results", "states")
+ROOMS = (
+    "bench",
+    "collisions",
+    "distances",
+    "execution",
+    "inversion",
+    "layers",
+    "models",
+    "report",
+    "results",
+    "states",
+)
 install_import_hook([f"preimage.{room}" for room in ROOMS], "beartype.beartype")
 
 import pytest  # noqa: E402  # the hook must be in place before preimage is imported

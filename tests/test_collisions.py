@@ -28,6 +28,7 @@ from preimage.collisions.structure import (
     IDENTICAL_EMBEDDINGS,
     SAME_LAST_TOKEN,
     SAME_TEXT,
+    SAME_WINDOW,
     UNEXPLAINED,
     absolute_positions,
 )
@@ -227,6 +228,8 @@ def check_hard_kinds(
             members[nearest].first,
             members[nearest].second,
         )
+        apart = [distance for distance, told in zip(away, explained, strict=True) if not told]
+        assert kind.separation == (pytest.approx(min(apart), rel=1e-12) if apart else None)
         assert kind.at_floor == sum(d <= f for d, f in zip(away, floors, strict=True))
         assert sum(kind.explained.values()) == sum(explained)
         assert kind.unexplained == 0
@@ -987,6 +990,37 @@ def test_the_figure_has_a_curve_for_every_quantity() -> None:
     assert curves["noise floor"] == [2 * s.noise_floor * s.mean_norm for s in spacings]
     hard = curves["closest hard pair that must differ"]
     for found, value in zip(audit.layers[1:], hard[1:], strict=True):
-        assert value == min(k.minimum.distance for k in found.hard if k.kind != "constant")
+        assert value == min(k.separation for k in found.hard if k.separation is not None)
     assert figure.layout.yaxis.type == "log"
     assert figure.layout.xaxis.type == "category"
+
+
+# --- sliding windows --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("mistral", [1, 7, 13, 19, 19]),  # a window of 7 in each of three blocks
+        ("gemma2", [1, 5, None, None, None]),  # every other block attends to everything
+        ("llama", [1, None, None, None, None]),
+    ],
+)
+def test_what_no_window_shows_is_structural(name: str, fields: list[int | None]) -> None:
+    model = tiny(name)
+    layers: tuple[Layer, ...] = (0, 1, 2, 3, "final")
+    assert [model.receptive_field(layer) for layer in layers] == fields
+    long = random_ids(24, 1)
+    prompts = [
+        long,
+        [(long[0] + 1) % VOCABULARY, *long[1:]],
+        [*random_ids(11, 2), *long[11:]],
+        random_ids(24, 3),
+    ]
+    audit = preimage.find_collisions(model, prompts, hard_bases=0)
+    assert audit.unexplained == 0
+    for found, field in zip(audit.layers, fields, strict=True):
+        alike = [field is not None and field <= shared for shared in (23, 13, 13)]  # of 0-1, 0-2, 1-2
+        reason = SAME_LAST_TOKEN if found.layer == 0 else SAME_WINDOW
+        assert found.spacing.explained == ({reason: sum(alike)} if any(alike) else {})
+        assert found.spacing.at_floor == sum(alike)

@@ -131,6 +131,8 @@ def continuations(
     options = CollisionOptions(tuple(threshold or ()), closest, 0, seed)
     if sum(map(bool, (text, audit, prompts))) != 1:
         raise OptionError("A scan needs prefixes.", "Give one of --text, --audit and --prompts.")
+    if audit and (length is not None or bos is not None):
+        raise OptionError("--length and --bos change prompts, an audit's are given.", "Leave them out.")
     prefixes = closest_prompts(audit, None, 10 if count is None else count) if audit else None
     choice = PromptChoice(text, prompts, count, length, seed, bos)
     known = read_preview(model)
@@ -164,7 +166,7 @@ def _save_figure(audit: CollisionAudit, out: Path) -> None:
     from preimage.report import spacing_figure
     from preimage.results import write_text
 
-    write_text(out / "spacing.html", spacing_figure(audit).to_html(include_plotlyjs=True))
+    write_text(out / "spacing.html", spacing_figure(audit).to_html(include_plotlyjs=True, div_id="spacing"))
 
 
 def _numbers(spacing: Spacing) -> list[str]:

@@ -190,6 +190,7 @@ def _summary(kind: str, pairs: list[CollidingPair]) -> HardKind:
         kind=kind,
         pairs=len(pairs),
         minimum=min(pairs, key=lambda pair: pair.distance),
+        separation=min((p.distance for p in pairs if p.explanation in ("", UNEXPLAINED)), default=None),
         at_floor=sum(pair.distance <= pair.floor for pair in pairs),
         explained={reason: count for reason, count in sorted(reasons.items()) if reason != UNEXPLAINED},
         unexplained=reasons[UNEXPLAINED],

@@ -38,9 +38,10 @@ def measure_spacing(
     """Everything about the pairs of these states; ``noise_floor`` is relative, ``each`` runs the tiles."""
     scan = PairScan(states, spread=True, each=each)
     lengths = norms(states)
+    floors = noise_floor * lengths
 
     def pair(first: int, second: int, distance: float) -> CollidingPair:
-        floor = noise_floor * float(lengths[first] + lengths[second])
+        floor = float(floors[first] + floors[second])
         return CollidingPair(
             first=first,
             second=second,
@@ -55,7 +56,7 @@ def measure_spacing(
 
     thresholds = sorted({PUBLISHED, *options.thresholds})
     counts = scan.count_below(thresholds)
-    reasons, listed = _at_floor(scan, noise_floor, lengths, named, options.closest)
+    reasons, listed = _at_floor(scan, floors, named, options.closest)
     closest = [pair(*found) for found in _must_differ(scan, named, options.closest)]
     mean_norm, separation = float(lengths.mean()), closest[0].distance if closest else None
     return Spacing(
@@ -104,7 +105,7 @@ def _must_differ(scan: PairScan, named: Named, count: int) -> list[tuple[int, in
 
 
 def _at_floor(
-    scan: PairScan, noise_floor: float, lengths: Float[Tensor, " row"], named: Named, count: int
+    scan: PairScan, floors: Float[Tensor, " row"], named: Named, count: int
 ) -> tuple[Counter[str], list[tuple[int, int, float]]]:
     """Pairs at or under their floor, counted by what explains them, and the first of each reason."""
     reasons: Counter[str] = Counter()
@@ -120,7 +121,6 @@ def _at_floor(
     for group in scan.groups():
         for number, first, second in _classes(group, group, named):
             note(named.explain(first, second, True), number, (first, second, 0.0))
-    floors = noise_floor * lengths
     for firsts, seconds, away in scan.within(2 * float(floors.max())):
         near = away <= floors[firsts] + floors[seconds]
         for i, j, distance in zip(

@@ -1,8 +1,9 @@
 """Which prompts must have the same state, whatever the parameters are.
 
 Tokens with bit-identical embeddings are one token to the model. At layer 0 a state is its token's embedding,
-and its position's where there are absolute ones. Above, constant prompts a^n and a^m agree where positions
-enter through attention alone: every value row is the same, and so is their average.
+and its position's where there are absolute ones. Above, a state depends on the tokens its layer can see: all,
+or where every block so far has a sliding window, the last of them. Constant prompts a^n and a^m agree where
+positions enter through attention alone: every value row is the same, and so is their average.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ SAME_TEXT = "same text"
 SAME_LAST_TOKEN = "same last token at layer 0"
 CONSTANT = "constant prompts"
 IDENTICAL_EMBEDDINGS = "identical embeddings"
+SAME_WINDOW = "same tokens in the sliding window"
 Ids: TypeAlias = Sequence[int]
 
 
@@ -34,12 +36,11 @@ class Structure:
 
     def key(self, ids: Ids, layer: Layer) -> Hashable:
         """Prompts with equal keys have the same state at the layer, for all parameters."""
-        seen = tuple(self._same[token] for token in ids)
-        if layer == 0:
-            return (len(seen), seen[-1]) if self._positions else seen[-1]
-        if not self._positions and len(set(seen)) == 1:
-            return seen[0]
-        return seen
+        reach = self._model.receptive_field(layer)
+        seen = tuple(self._same[token] for token in ids[-(reach or len(ids)) :])
+        if self._positions:
+            return len(ids), seen
+        return seen[0] if len(set(seen)) == 1 else seen
 
     def explain(self, first: Ids, second: Ids, layer: Layer, *, near: bool) -> str:
         """Why two prompts have the same state, "unexplained" where they do (``near``) and nothing says why.
@@ -47,9 +48,12 @@ class Structure:
         Empty for states that are apart, and may be.
         """
         if self.key(first, layer) == self.key(second, layer):
-            if [self._same[token] for token in first] == [self._same[token] for token in second]:
+            one, other = ([self._same[token] for token in ids] for ids in (first, second))
+            if one == other:
                 return IDENTICAL_EMBEDDINGS
-            return SAME_LAST_TOKEN if layer == 0 else CONSTANT
+            if layer == 0:
+                return SAME_LAST_TOKEN
+            return CONSTANT if len({*one, *other}) == 1 else SAME_WINDOW
         if not near:
             return ""
         return SAME_TEXT if same_text(self._model, first, second) else UNEXPLAINED

@@ -76,6 +76,21 @@ class LanguageModel:
         limit = getattr(config, "max_position_embeddings", None)
         return int(limit) if limit else None
 
+    def receptive_field(self, layer: Layer) -> int | None:
+        """How many of the last tokens a state at a layer can depend on; None where on all.
+
+        A block with a sliding window looks back window - 1 positions further than the block below.
+        """
+        config = self.module.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
+        window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+        sees = 1
+        for block in range(self.n_layers if layer == "final" else layer):
+            slides = kinds[block] == "sliding_attention" if kinds else True
+            if not window or not slides or getattr(config, "use_sliding_window", None) is False:
+                return None
+            sees += window - 1
+        return sees
+
     @property
     def dtype(self) -> torch.dtype:
         """Floating-point type the model computes in."""

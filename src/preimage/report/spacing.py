@@ -17,7 +17,7 @@ def spacing_figure(audit: CollisionAudit) -> go.Figure:
     }
     curves["closest pair that must differ"] = [spacing.separation for spacing in spacings]
     curves["closest hard pair that must differ"] = [
-        min((kind.minimum.distance for kind in found.hard if not kind.minimum.explanation), default=None)
+        min((kind.separation for kind in found.hard if kind.separation is not None), default=None)
         for found in audit.layers
     ]
     curves["noise floor"] = [2 * spacing.noise_floor * spacing.mean_norm for spacing in spacings]

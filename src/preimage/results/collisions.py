@@ -16,6 +16,7 @@ from preimage.schema import SCHEMA
 class CollidingPair:
     """Two prompts, or two next tokens, and how far apart their states are.
 
+    ``first`` and ``second`` number the prompts that differ, in the order given; of hard pairs, their own.
     ``floor`` is what rounding alone may put between the two. ``explanation`` says why the two states are the
     same for all parameters; at or under the floor, where nothing says why, it is "unexplained"; else empty.
     """
@@ -71,7 +72,8 @@ class Spacing:
 
 @dataclass(frozen=True)
 class HardKind:
-    """The hard pairs of one kind: how many, the closest, how many at or under the floor, how many explained.
+    """The hard pairs of one kind: how many, the closest, the distance of the closest that must differ, how
+    many at or under the floor, how many explained.
 
     What must be the same for all parameters counts as explained even where rounding put it above the floor.
     """
@@ -79,6 +81,7 @@ class HardKind:
     kind: str
     pairs: int
     minimum: CollidingPair
+    separation: float | None
     at_floor: int
     explained: dict[str, int]
     unexplained: int
