@@ -229,8 +229,15 @@ def test_reduced_precision_is_overridden_and_restored() -> None:  # N6
         assert PairScan(x).closest(5) == expected
         assert [place.fp32_precision for place in places] == ["ieee", "bf16"]
     finally:
+        torch.set_float32_matmul_precision("highest")  # both ways of saying it must agree again
         for place, value in zip(places, before, strict=True):
             place.fp32_precision = value
+
+
+def test_both_ways_of_asking_for_the_precision_still_work() -> None:  # N6
+    PairScan(torch.randn(50, 4)).closest(1)
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.backends.cuda.matmul.allow_tf32 is False
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

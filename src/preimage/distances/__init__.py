@@ -1,5 +1,6 @@
 """Distances between states. Nobody else computes one."""
 
+from preimage.distances.arithmetic import products
 from preimage.distances.direct import norms, row_distances
 from preimage.distances.pairs import Nearest, Pair, PairScan, closest_pairs, nearest_neighbors
 from preimage.distances.rows import require_finite, same_rows
@@ -17,6 +18,7 @@ __all__ = [
     "here",
     "nearest_neighbors",
     "norms",
+    "products",
     "require_finite",
     "row_distances",
     "same_rows",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from preimage.distances import products
 from preimage.errors import OptionError
 from preimage.inversion.lens import Lens, LensShape, token_features
 from preimage.inversion.lens_files import load_checkpoint, save_checkpoint
@@ -76,7 +75,7 @@ def train_lens(
     optimiser = _optimiser(lens, options)
     plan = {"layer": layer, "model": model.identity.weight_hash, "options": options.to_dict()}
     start = 0 if checkpoint is None else load_checkpoint(checkpoint, lens, optimiser, plan)
-    with _quick_products():
+    with products("tf32"):  # on a GPU; what a lens proposes is verified in full precision anyway
         for step in range(start, options.steps):
             for group in optimiser.param_groups:
                 group["lr"] = options.learning_rate * _schedule(step, options.steps)
@@ -151,17 +150,6 @@ def held_out_ranks(
         true = scores.gather(2, batch.to(scores.device)[..., None])
         ranks.append((scores > true).sum(dim=2).float().cpu())
     return torch.cat(ranks)
-
-
-@contextmanager
-def _quick_products() -> Iterator[None]:
-    """TF32 on a GPU while a lens is trained: what it proposes is verified in full precision anyway."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _schedule(step: int, steps: int) -> float:
