@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from preimage.collisions import CollisionOptions, find_collisions, scan_continuations
     from preimage.distances import closest_pairs, nearest_neighbors
     from preimage.errors import PreimageError
+    from preimage.geometry import GeometryOptions, measure_geometry
     from preimage.inversion import InvertOptions, invert
     from preimage.models import LanguageModel, load
     from preimage.prompts import PromptOptions, PromptSet
@@ -25,6 +26,7 @@ _HOMES = {
     "CollisionAudit": "results",
     "CollisionOptions": "collisions",
     "ContinuationScan": "results",
+    "GeometryOptions": "geometry",
     "Inversion": "results",
     "InvertOptions": "inversion",
     "LanguageModel": "models",
@@ -37,6 +39,7 @@ _HOMES = {
     "find_collisions": "collisions",
     "invert": "inversion",
     "load": "models",
+    "measure_geometry": "geometry",
     "nearest_neighbors": "distances",
     "noise_floor": "states",
     "open_states": "states",
@@ -47,6 +50,7 @@ __all__ = [
     "CollisionAudit",
     "CollisionOptions",
     "ContinuationScan",
+    "GeometryOptions",
     "Inversion",
     "InvertOptions",
     "LanguageModel",
@@ -60,6 +64,7 @@ __all__ = [
     "find_collisions",
     "invert",
     "load",
+    "measure_geometry",
     "nearest_neighbors",
     "noise_floor",
     "open_states",

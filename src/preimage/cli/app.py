@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from preimage.cli import bench, capture, collisions, demo, doctor, invert, lens, models
+from preimage.cli import bench, capture, collisions, demo, doctor, geometry, invert, lens, models
 
 app = typer.Typer(
     name="preimage",
@@ -21,5 +21,6 @@ app.command()(capture.capture)
 app.command()(invert.invert)
 app.command()(collisions.collisions)
 app.command()(collisions.continuations)
+app.command()(geometry.geometry)
 app.add_typer(lens.app, name="lens")
 app.add_typer(bench.app, name="bench")

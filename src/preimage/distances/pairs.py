@@ -97,6 +97,11 @@ class PairScan:
         return len(self._rows.kept)
 
     @property
+    def firsts(self) -> Int[Tensor, " kept"]:
+        """The first of every group of rows that are the same, alone or not."""
+        return self._rows.kept
+
+    @property
     def arithmetic(self) -> str:
         """The arithmetic the screen ran in; exact where nothing was left to screen."""
         return self._screened.screen.arithmetic.name if self._any else "exact"
@@ -161,6 +166,25 @@ class PairScan:
         if self._any:
             for i, j, away in self._near(reach, inclusive=True):
                 yield self._rows.kept[i], self._columns.kept[j], away
+
+    def within_each(self, reach: Float[Tensor, " row"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """For every row the others that differ from it, no farther away than the row's own reach.
+
+        Of rows that are the same only the first is named, with its own reach.
+        """
+        if self._any:
+            for i, j, away in self._near(reach[self._rows.kept], inclusive=True, ordered=False):
+                yield self._rows.kept[i], self._columns.kept[j], away
+
+    def upper_bounds(self, rows: Int[Tensor, " some"]) -> Float[Tensor, "some column"]:
+        """Distances that a few rows certainly do not exceed, to the first of every group of columns.
+
+        Rows are given by their place among those that differ; infinite to themselves.
+        """
+        screen = self._screened.screen
+        values = screen.row_values(rows)[:, : screen.columns.count].double()
+        values += screen.bound(rows, screen.columns.norms[: screen.columns.count])
+        return (values.clamp_min_(0).sqrt_() + screen.slack[rows][:, None]) * ((1 + 1e-12) / screen.scale)
 
     @cached_property
     def spread(self) -> Spread:
@@ -268,16 +292,23 @@ class PairScan:
                     pairs.append(Pair(first, second, apart))
         return sorted(pairs, key=lambda pair: (pair.distance, pair.first, pair.second))
 
-    def _near(self, reach: float, inclusive: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Pairs of distinct rows nearer than ``reach``, with their distances; within one set i < j."""
+    def _near(
+        self, reach: Float[Tensor, " kept"] | float, inclusive: bool = False, ordered: bool = True
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Pairs of distinct rows nearer than ``reach``, or than the row's own, with their distances.
+
+        Within one set i < j, unless they are not to be ordered: then each is looked at from both ends.
+        """
         screen, minima = self._screened.screen, self._screened.minima
         every = torch.arange(len(minima), device=minima.device)
-        limits = screen.widened(every, reach * screen.scale)
+        own = torch.zeros(len(minima), dtype=torch.float64, device=minima.device)
+        own[: self.distinct] = reach
+        limits = screen.widened(every, own * screen.scale)
         parts = every.split(_LOOKED_AT)
         open_ = torch.cat([screen.open_blocks(rows, minima[rows], limits[rows])[0] for rows in parts])
         for i, j, away in self._certified(screen, open_, limits):
-            near = (away <= reach) if inclusive else (away < reach)
-            if self._within:
+            near = (away <= own[i]) if inclusive else (away < own[i])
+            if self._within and ordered:
                 near &= i < j
             if bool(near.any()):
                 yield i[near], j[near], away[near]

@@ -10,6 +10,7 @@ from preimage.results.collisions import (
     Spacing,
 )
 from preimage.results.files import dumps, plain, read_json, write_json, write_table, write_text
+from preimage.results.geometry import Geometry, LayerGeometry, LayerSet, StepReport
 from preimage.results.inversion import Inversion, Position, Positions, Status
 from preimage.results.run_folder import RunFolder
 
@@ -18,14 +19,18 @@ __all__ = [
     "CollisionAudit",
     "Continuation",
     "ContinuationScan",
+    "Geometry",
     "HardKind",
     "Inversion",
     "LayerCollisions",
+    "LayerGeometry",
+    "LayerSet",
     "Position",
     "Positions",
     "RunFolder",
     "Spacing",
     "Status",
+    "StepReport",
     "dumps",
     "plain",
     "read_json",

@@ -1,0 +1,104 @@
+"""The smallest D/d of every prompt over all others, exact, and its second nearest state."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from preimage.distances import PairScan, row_distances
+from preimage.geometry.prompt_distances import PromptDistances
+
+_SAMPLE = (256, 4096)  # rows that tell, for all others, how small a ratio can be found: fewest and most
+_TOGETHER = 128
+_CERTIFIED = 2**14
+
+
+class Ratios(NamedTuple):
+    """For every prompt: the smallest D/d, D/d at the nearest state, and the two smallest D."""
+
+    smallest: Float[Tensor, " row"]
+    at_nearest: Float[Tensor, " row"]
+    first: Float[Tensor, " row"]
+    second: Float[Tensor, " row"]
+
+
+def measure_ratios(scan: PairScan, prompts: PromptDistances) -> Ratios:
+    """Every pair counts, few are looked at.
+
+    d is never larger than the longest prompt T, so a pair with D > T r cannot have a ratio below r. A sample
+    of the states gives every prompt some ratio r it can reach, and a second nearest state it need not look
+    beyond; the pairs within the larger of the two are certified, the others are excluded.
+    """
+    nearest = scan.nearest
+    count, device = len(nearest.indices), nearest.distances.device
+    every = torch.arange(count, device=device)
+    at_nearest = nearest.distances / prompts.of(every, nearest.indices)
+    ratio, second = _within_reach(scan, prompts, nearest.indices, at_nearest)
+    reach = torch.maximum(prompts.largest * ratio * (1 + 1e-12), second)
+    smallest, two = at_nearest.clone(), torch.full((count, 2), torch.inf, dtype=torch.float64, device=device)
+    two[:, 0] = nearest.distances
+    for i, j, away in scan.within_each(reach):
+        i, j, away = _with_twins(scan, i, j, away)
+        smallest.scatter_reduce_(0, i, away / prompts.of(i, j), "amin")
+        other = j != nearest.indices[i]
+        two[:, 1].scatter_reduce_(0, i[other], away[other], "amin")
+    twins = scan.same != every
+    equal = twins.clone()
+    equal[scan.same[twins]] = True  # the first of a group has twins too
+    smallest[equal] = 0.0
+    sizes = scan.same.bincount(minlength=count)[scan.same]
+    two[sizes > 2, 1] = 0.0
+    two[sizes > 1] = two[scan.same[sizes > 1]]
+    return Ratios(smallest, at_nearest, two[:, 0], two[:, 1])
+
+
+def largest_ratio(scan: PairScan, prompts: PromptDistances, x: Float[Tensor, "row d"]) -> float:
+    """The largest D/d of all pairs: bounds for every pair, the few that can be the largest certified."""
+    every = torch.arange(len(x), device=x.device)
+    place = torch.searchsorted(scan.firsts, scan.same)  # of each row among those that differ
+    best = 0.0
+    if len(scan.firsts) == 1:
+        return best
+    for rows in every.split(_TOGETHER):
+        highest = scan.upper_bounds(place[rows])[:, place]
+        highest[place[rows][:, None] == place[None, :]] = 0.0
+        highest /= prompts.table(rows, every).clamp_min(1)
+        for at_least in (float(highest.max()), 0.0):  # the most promising first: it excludes the others
+            i, j = (highest > max(at_least * (1 - 1e-12), best)).nonzero().T
+            for first, second in zip(rows[i].split(_CERTIFIED), j.split(_CERTIFIED), strict=True):
+                apart = row_distances(x[first], x[second]) / prompts.of(first, second).clamp_min(1)
+                best = max([best, *apart.tolist()])
+    return best
+
+
+def _within_reach(
+    scan: PairScan, prompts: PromptDistances, nearest: Tensor, at_nearest: Tensor
+) -> tuple[Tensor, Tensor]:
+    """For every row a ratio some pair of it reaches, and a distance its second nearest does not exceed."""
+    kept = scan.firsts
+    second = torch.full_like(at_nearest, torch.inf)
+    ratio = at_nearest.clone()
+    if len(kept) > 1:
+        size = min(max(len(kept) // 10, _SAMPLE[0]), _SAMPLE[1], len(kept))
+        sample = torch.linspace(0, len(kept) - 1, size, device=kept.device).long()
+        for rows in sample.split(_TOGETHER):
+            bounds = scan.upper_bounds(rows)
+            apart = prompts.table(kept[rows], kept).clamp_min(1)
+            ratio[kept] = torch.minimum(ratio[kept], (bounds / apart).amin(dim=0))
+            bounds[kept[rows][:, None] == nearest[kept][None, :]] = torch.inf
+            second[kept] = torch.minimum(second[kept], bounds.amin(dim=0))
+    return ratio, second
+
+
+def _with_twins(scan: PairScan, i: Tensor, j: Tensor, away: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same pairs with every state that is the same as the second one's."""
+    sizes = scan.same.bincount(minlength=len(scan.same))[j]
+    if int(sizes.max()) == 1:
+        return i, j, away
+    members = [scan.group_of(int(row)) for row in j]
+    spelled = torch.tensor([row for group in members for row in group], device=j.device)
+    often = torch.tensor([len(group) for group in members], device=j.device)
+    return i.repeat_interleave(often), spelled, away.repeat_interleave(often)
