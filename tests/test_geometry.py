@@ -19,6 +19,13 @@ from preimage.geometry import GeometryOptions, Quantiser, measure_geometry
 from preimage.geometry.prompt_distances import PromptDistances
 from preimage.geometry.quantisers import GRANULARITIES, RANGES
 from preimage.geometry.ratios import largest_ratio, measure_ratios
+from preimage.report import (
+    family_figure,
+    layer_figure,
+    length_figure,
+    near_collision_figure,
+    quantised_figure,
+)
 from preimage.states import States
 from tiny import VOCABULARY, random_ids, tiny
 
@@ -310,7 +317,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (
         document["quantised"]["4"]["layers"]["2"]["collisions"] == expected.quantised[4].layers[2].collisions
     )
-    assert (tmp_path / "run" / "layers.parquet").exists()
+    for name in ("layers.parquet", "layers.html", "quantised.html", "near-collisions.html"):
+        assert (tmp_path / "run" / name).exists()
     assert main(given_) == 0
     assert "9 prompts, 4 bits, hamming distance" in capsys.readouterr().out
 
@@ -331,3 +339,22 @@ def test_the_command_refuses(wrong: list[str], tmp_path: Path, capsys: pytest.Ca
     source = [] if wrong[0] == "--layers" else [str(tmp_path / "bundle")]
     assert main(["geometry", *source, *wrong, "--json"]) == 2
     assert set(json.loads(capsys.readouterr().out)["error"]) == {"code", "message", "hint"}
+
+
+def test_figures_show_what_was_measured() -> None:
+    shape = measure_geometry(captured(12))
+    layers = [str(layer) for layer in shape.layers]
+    first = layer_figure(shape)
+    assert [list(curve.x) for curve in first.data] == [layers] * 3
+    assert list(first.data[1].y)[1:] == [found.margin_quantile for found in shape.layers.values()][1:]
+    fourth = quantised_figure(shape)
+    assert {curve.name for curve in fourth.data} == {"full precision", "8 bits", "4 bits"}
+    assert len(fourth.data) == 12
+    fifth = near_collision_figure(shape)
+    assert len(fifth.data) == 3
+    assert fifth.data[0].z[0][0] == shape.layers[0].near_collisions["0.01"]
+    second = length_figure({6: shape, 12: shape})
+    alpha = shape.layers["final"].normalised_colipschitz_quantile
+    assert list(second.data[2].y) == pytest.approx([6 * alpha, 12 * alpha])
+    third = family_figure({"one": shape, "other": shape})
+    assert list(third.data[0].x) == [0.0, 0.25, 0.5, 0.75, 1.0]

@@ -86,10 +86,24 @@ def geometry(
             )  # fmt: skip
     with progress_bar() as progress:
         found = preimage.measure_geometry(states, options=options, device=on, out=out, progress=progress)
+    if out is not None:
+        _save_figures(found, out)
     if json:
         print_json({"schema": SCHEMA, "command": "geometry", "model": states.model, **found.to_dict()})
     else:
         _show(found)
+
+
+def _save_figures(found: Geometry, out: Path) -> None:
+    from preimage.report import layer_figure, near_collision_figure, quantised_figure
+    from preimage.results import write_text
+
+    figures = {"layers": layer_figure, "near-collisions": near_collision_figure}
+    if found.quantised:
+        figures["quantised"] = quantised_figure
+    for name, draw in figures.items():
+        page = draw(found).to_html(include_plotlyjs=True, div_id=name)
+        write_text(out / f"{name}.html", page)
 
 
 def _bits(given: str) -> tuple[int | None, ...]:

@@ -1,6 +1,21 @@
 """Figures, drawn from results."""
 
+from preimage.report.geometry import (
+    family_figure,
+    layer_figure,
+    length_figure,
+    near_collision_figure,
+    quantised_figure,
+)
 from preimage.report.margins import margin_figure
 from preimage.report.spacing import spacing_figure
 
-__all__ = ["margin_figure", "spacing_figure"]
+__all__ = [
+    "family_figure",
+    "layer_figure",
+    "length_figure",
+    "margin_figure",
+    "near_collision_figure",
+    "quantised_figure",
+    "spacing_figure",
+]
