@@ -12,6 +12,7 @@ from preimage.errors import OptionError
 if TYPE_CHECKING:
     from preimage.models import LanguageModel, ModelPreview
 
+_MANY = 2000
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Model = Annotated[str, typer.Option("--model", help="Alias, hub id, folder of safetensors, or GGUF file.")]
 Dtype = Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")]
@@ -35,6 +36,18 @@ Bos = Annotated[
     bool | None,
     typer.Option("--bos/--no-bos", help="Begin with BOS or not; default: the tokenizer's way."),
 ]
+
+
+def many_prompts(
+    texts: list[str] | None, source: str | None, count: int | None
+) -> tuple[str | None, int | None]:
+    """Source and count where a command is about many prompts: 2,000 of the default corpus unless told."""
+    if texts:
+        return source, count
+    source = source or "default"
+    if count is None and source.split(":")[0] in ("default", "random"):
+        count = _MANY
+    return source, count
 
 
 @dataclass(frozen=True)

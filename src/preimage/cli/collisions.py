@@ -20,6 +20,7 @@ from preimage.cli.arguments import (
     Seed,
     Source,
     Texts,
+    many_prompts,
 )  # fmt: skip
 from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
 from preimage.errors import OptionError
@@ -34,7 +35,6 @@ Thresholds = Annotated[
 ]
 Closest = Annotated[int, typer.Option(help="How many of the closest pairs to list.")]
 Out = Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")]
-_DEFAULT_COUNT = 2000
 _SHOWN = 60  # characters of a prompt in a table
 
 
@@ -60,7 +60,7 @@ def collisions(
 ) -> int:
     """Compare the last states of many prompts, every pair, at every layer."""
     import preimage
-    from preimage.collisions import CollisionOptions, sweep_lengths
+    from preimage.collisions import CollisionOptions
     from preimage.layers import parse_layers
     from preimage.models import read_preview
     from preimage.prompts import PromptOptions
@@ -68,9 +68,7 @@ def collisions(
     options = CollisionOptions(tuple(threshold or ()), closest, hard_bases, seed)
     if text and (count or length):
         raise OptionError("--count and --length cut --prompts.", "Leave them out with --text.")
-    source = None if text else prompts or "default"
-    if source is not None and count is None and source.split(":")[0] in ("default", "random"):
-        count = _DEFAULT_COUNT
+    source, count = many_prompts(text, prompts, count)
     sizes = _lengths(lengths, source, length)
     choice = PromptChoice(text, source, count, length, seed, bos)
     known = read_preview(model)
@@ -82,6 +80,8 @@ def collisions(
     loaded = preimage.load(model, dtype=dtype, device=device)
     with progress_bar() as progress:
         if sizes:
+            from preimage.collisions import sweep_lengths
+
             assert source is not None
             wanted = PromptOptions(count=count, seed=seed, bos=bos)
             audits = sweep_lengths(
@@ -124,7 +124,7 @@ def continuations(
 ) -> int:
     """Try every vocabulary token after a prefix and compare every two of their states."""
     import preimage
-    from preimage.collisions import CollisionOptions, closest_prompts
+    from preimage.collisions import CollisionOptions
     from preimage.layers import parse_layer
     from preimage.models import read_preview
 
@@ -133,7 +133,11 @@ def continuations(
         raise OptionError("A scan needs prefixes.", "Give one of --text, --audit and --prompts.")
     if audit and (length is not None or bos is not None):
         raise OptionError("--length and --bos change prompts, an audit's are given.", "Leave them out.")
-    prefixes = closest_prompts(audit, None, 10 if count is None else count) if audit else None
+    prefixes = None
+    if audit:
+        from preimage.collisions import closest_prompts
+
+        prefixes = closest_prompts(audit, None, 10 if count is None else count)
     choice = PromptChoice(text, prompts, count, length, seed, bos)
     known = read_preview(model)
     if known is not None:

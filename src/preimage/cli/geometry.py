@@ -19,6 +19,7 @@ from preimage.cli.arguments import (
     Seed,
     Source,
     Texts,
+    many_prompts,
 )  # fmt: skip
 from preimage.cli.terminal import print_json, print_table, progress_bar
 from preimage.errors import OptionError
@@ -28,7 +29,6 @@ from preimage.schema import SCHEMA
 if TYPE_CHECKING:
     from preimage.results import Geometry
 
-_DEFAULT_COUNT = 2000
 _BATCH_TOKENS = 4096
 
 
@@ -55,6 +55,10 @@ def geometry(
     json: Json = False,
 ) -> None:
     """Margins, co-Lipschitz constants and near-collisions, layer by layer, in full and in few bits."""
+    if bundle is not None:
+        if text or prompts:
+            raise OptionError("A bundle and prompts were given.", "Give one of them.")
+        read_manifest(bundle)  # what is no bundle is refused before torch is imported
     import preimage
     from preimage.geometry import GeometryOptions, Quantiser
     from preimage.layers import parse_layers
@@ -62,17 +66,12 @@ def geometry(
     from preimage.models.loading import parse_device
 
     quantiser = Quantiser(granularity=granularity, range=value_range, percentile=percentile)
-    options = GeometryOptions(bits=_bits(bits), quantile=quantile, quantiser=quantiser, seed=seed)
+    options = GeometryOptions(bits=_bits(bits), quantile=quantile, quantiser=quantiser)
     on = parse_device(device)
     if bundle is not None:
-        if text or prompts:
-            raise OptionError("A bundle and prompts were given.", "Give one of them.")
-        read_manifest(bundle)
         states = preimage.open_states(bundle)
     else:
-        source = None if text else prompts or "default"
-        if source is not None and count is None and source.split(":")[0] in ("default", "random"):
-            count = _DEFAULT_COUNT
+        source, count = many_prompts(text, prompts, count)
         choice = PromptChoice(text, source, count, length, seed, bos)
         known = read_preview(model)
         if known is not None:

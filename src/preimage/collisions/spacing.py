@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from preimage.collisions.options import PUBLISHED, CollisionOptions
+from preimage.collisions.structure import UNEXPLAINED
 from preimage.distances import EachTile, PairScan, here, norms
 from preimage.results import CollidingPair, Spacing
 
@@ -72,8 +73,8 @@ def measure_spacing(
         noise_floor=noise_floor,
         below={f"{threshold:g}": count for threshold, count in zip(thresholds, counts, strict=True)},
         at_floor=sum(reasons.values()),
-        explained={reason: count for reason, count in sorted(reasons.items()) if reason != "unexplained"},
-        unexplained=reasons["unexplained"],
+        explained={reason: count for reason, count in sorted(reasons.items()) if reason != UNEXPLAINED},
+        unexplained=reasons[UNEXPLAINED],
         listed=tuple(pair(*found) for found in listed),
     )
 

@@ -24,7 +24,6 @@ class GeometryOptions:
     quantile: float = 0.01
     eps: tuple[float, ...] = GRID
     quantiser: Quantiser = field(default_factory=Quantiser)
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.quantile <= 1:

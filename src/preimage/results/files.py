@@ -40,7 +40,8 @@ def read_json(path: Path) -> dict[str, Any]:
         if not isinstance(document, dict):
             raise ValueError("it is no json object")
     except (ValueError, OSError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}.", "Give another file.") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RunFolderError(f"{path} cannot be read: {reason}.", "Give another folder.") from error
     return document
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from preimage.errors import RunFolderError
-from preimage.results.files import plain, write_json, write_table
+from preimage.results.files import plain, read_json, write_json, write_table
 from preimage.schema import SCHEMA
 
 _RUN, _ITEMS = "run.json", "items.jsonl"
@@ -56,14 +56,7 @@ class RunFolder:
         return write_table(self.path / f"{name}.parquet", rows)
 
     def _continue(self) -> None:
-        try:
-            saved = json.loads((self.path / _RUN).read_text(encoding="utf-8"))
-            if not isinstance(saved, dict):
-                raise ValueError("it holds no plan")
-        except (ValueError, OSError) as error:
-            raise RunFolderError(
-                f"{self.path / _RUN} cannot be read: {error}.", "Give another folder."
-            ) from error
+        saved = read_json(self.path / _RUN)
         for field, value in self.plan.items():
             if saved.get(field) != value:
                 raise RunFolderError(
