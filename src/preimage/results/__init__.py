@@ -13,6 +13,7 @@ from preimage.results.files import dumps, plain, read_json, write_json, write_ta
 from preimage.results.geometry import Geometry, LayerGeometry, LayerSet, StepReport
 from preimage.results.inversion import Inversion, Position, Positions, Status
 from preimage.results.run_folder import RunFolder
+from preimage.results.theory import TheoryReport, Verdict
 
 __all__ = [
     "CollidingPair",
@@ -31,6 +32,8 @@ __all__ = [
     "Spacing",
     "Status",
     "StepReport",
+    "TheoryReport",
+    "Verdict",
     "dumps",
     "plain",
     "read_json",

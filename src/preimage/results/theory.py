@@ -1,0 +1,49 @@
+"""Verdicts on what the theory states, each with its tolerance and what it does not show."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from preimage.results.files import plain, write_json
+from preimage.schema import SCHEMA
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One statement: whether it holds, by which number, and where that number's evidence ends.
+
+    ``holds`` is None where nothing could be decided; ``value`` is what was measured and ``tolerance`` what it
+    was compared with, None for statements without a number.
+    """
+
+    statement: str
+    holds: bool | None
+    value: float | None
+    tolerance: float | None
+    not_shown: str
+
+
+@dataclass(frozen=True)
+class TheoryReport:
+    """What one check found: ``subject`` says on what, ``tables`` hold the numbers behind the verdicts."""
+
+    check: str
+    subject: dict[str, Any]
+    verdicts: tuple[Verdict, ...]
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """Whether every statement does."""
+        return all(verdict.holds is True for verdict in self.verdicts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain json types."""
+        document: dict[str, Any] = plain({**asdict(self), "holds": self.holds})
+        return document
+
+    def save(self, path: str | Path) -> Path:
+        """Write one json document."""
+        return write_json(Path(path), {"schema": SCHEMA, "kind": "theory", **self.to_dict()})
