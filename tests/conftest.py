@@ -13,6 +13,7 @@ ROOMS = (
     "collisions",
     "distances",
     "execution",
+    "geometry",
     "inversion",
     "layers",
     "models",

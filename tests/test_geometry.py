@@ -344,7 +344,7 @@ def test_the_command_refuses(wrong: list[str], tmp_path: Path, capsys: pytest.Ca
 def test_figures_show_what_was_measured() -> None:
     shape = measure_geometry(captured(12))
     layers = [str(layer) for layer in shape.layers]
-    first = layer_figure(shape)
+    first = layer_figure({"llama": shape})
     assert [list(curve.x) for curve in first.data] == [layers] * 3
     assert list(first.data[1].y)[1:] == [found.margin_quantile for found in shape.layers.values()][1:]
     fourth = quantised_figure(shape)
@@ -353,8 +353,10 @@ def test_figures_show_what_was_measured() -> None:
     fifth = near_collision_figure(shape)
     assert len(fifth.data) == 3
     assert fifth.data[0].z[0][0] == shape.layers[0].near_collisions["0.01"]
-    second = length_figure({6: shape, 12: shape})
+    second = length_figure({"llama": {6: shape, 12: shape}})
     alpha = shape.layers["final"].normalised_colipschitz_quantile
     assert list(second.data[2].y) == pytest.approx([6 * alpha, 12 * alpha])
     third = family_figure({"one": shape, "other": shape})
     assert list(third.data[0].x) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    with pytest.raises(OptionError, match="11, 12 prompts"):  # nearest distances shrink with their number
+        family_figure({"one": shape, "other": measure_geometry(captured(11))})

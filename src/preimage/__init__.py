@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from preimage.collisions import CollisionOptions, find_collisions, scan_continuations
     from preimage.distances import closest_pairs, nearest_neighbors
     from preimage.errors import PreimageError
-    from preimage.geometry import GeometryOptions, measure_geometry
+    from preimage.geometry import GeometryOptions, measure_geometry, sweep_geometry
     from preimage.inversion import InvertOptions, invert
     from preimage.models import LanguageModel, load
     from preimage.prompts import PromptOptions, PromptSet
@@ -44,6 +44,7 @@ _HOMES = {
     "noise_floor": "states",
     "open_states": "states",
     "scan_continuations": "collisions",
+    "sweep_geometry": "geometry",
 }
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "noise_floor",
     "open_states",
     "scan_continuations",
+    "sweep_geometry",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from preimage.bench.capturing import bench_capture
 from preimage.bench.inverting import bench_inversion, bench_throughput
+from preimage.bench.measuring import bench_geometry
 from preimage.bench.pairing import bench_pairs
 
-__all__ = ["bench_capture", "bench_inversion", "bench_pairs", "bench_throughput"]
+__all__ = ["bench_capture", "bench_geometry", "bench_inversion", "bench_pairs", "bench_throughput"]

@@ -168,6 +168,36 @@ def pairs(
         )
 
 
+@app.command("geometry")
+def geometry(
+    model: Model = "smollm2",
+    layers: Annotated[str, typer.Option(help="Layers to measure.")] = "all",
+    count: Annotated[int, typer.Option(help="Prompts.")] = 2000,
+    length: Tokens = 32,
+    rounds: Rounds = 5,
+    seed: Seed = 0,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """The exact co-Lipschitz constant of all pairs against the margin alone, on the same states."""
+    import preimage
+    from preimage.bench import bench_geometry
+
+    _check_layers(model, layers)
+    loaded = preimage.load(model, dtype=dtype, device=device)
+    with progress_bar() as progress:
+        result = bench_geometry(
+            loaded, layers, count=count, length=length, rounds=rounds, seed=seed, progress=progress
+        )
+    if json:
+        print_json({"schema": SCHEMA, "command": "bench geometry", **result})
+    else:
+        print_lines(
+            f"co-Lipschitz over margin: {result['colipschitz_over_margin']:.2f}, worst {result['worst']:.2f}"
+        )
+
+
 def _check_layers(model: str, layers: str) -> None:
     """Refuse a wrong layer before the weights are read."""
     from preimage.layers import parse_layers

@@ -7,102 +7,164 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from preimage.cli.arguments import (
-    Bos,
-    Count,
-    Device,
-    Dtype,
-    Json,
-    Length,
-    Model,
-    PromptChoice,
-    Seed,
-    Source,
-    Texts,
-    many_prompts,
-)  # fmt: skip
-from preimage.cli.terminal import print_json, print_table, progress_bar
+from preimage.cli.arguments import Bos, Count, Device, Json, Seed, Source, Texts, many_prompts
+from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
 from preimage.errors import OptionError
 from preimage.manifest import read_manifest
 from preimage.schema import SCHEMA
 
 if TYPE_CHECKING:
-    from preimage.results import Geometry
+    import plotly.graph_objects as go
 
-_BATCH_TOKENS = 4096
+    from preimage.results import Geometry, GeometrySweep
 
 
 def geometry(
     bundle: Annotated[Path | None, typer.Argument(help="A state bundle with its token ids.")] = None,
-    model: Model = "smollm2",
+    model: Annotated[str, typer.Option(help="Alias, hub id, folder or GGUF file; a,b: several.")] = "smollm2",
     text: Texts = None,
     prompts: Source = None,
     count: Count = None,
-    length: Length = None,
+    length: Annotated[
+        str | None, typer.Option(help="Windows of so many tokens; 8,16,32: one after another.")
+    ] = None,
     seed: Seed = 0,
     bos: Bos = None,
     layers: Annotated[str, typer.Option(help="all, 15, 0-4, 1,8,final …")] = "all",
     bits: Annotated[str, typer.Option(help="Quantise the states to so many bits, 8,4 …; or none.")] = "8,4",
-    granularity: Annotated[str, typer.Option(help="A step for each layer, channel or vector.")] = "layer",
+    granularity: Annotated[
+        str, typer.Option(help="A step for each layer, channel or vector; several: layer,channel.")
+    ] = "layer",
     value_range: Annotated[
-        str, typer.Option("--range", help="Of the codes: absmax, minmax or percentile.")
+        str, typer.Option("--range", help="Of the codes: absmax, minmax or percentile; or several.")
     ] = "absmax",
     percentile: Annotated[float, typer.Option(help="Of |h|, for --range percentile.")] = 99.9,
+    propagate: Annotated[
+        bool, typer.Option("--propagate", help="Every block is given the quantised states below it.")
+    ] = False,
     quantile: Annotated[float, typer.Option(help="Of the prompts' own margins and ratios.")] = 0.01,
+    subsets: Annotated[int, typer.Option(help="Random tenths of the prompts for intervals; 0: none.")] = 20,
     out: Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")] = None,
-    dtype: Dtype = "float32",
+    figures: Annotated[str, typer.Option(help="With --out: html, svg, pdf, or several.")] = "html",
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16, float16; or several.")] = "float32",
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Margins, co-Lipschitz constants and near-collisions, layer by layer, in full and in few bits."""
+    """Margins, co-Lipschitz constants and near-collisions, layer by layer, in full and in few bits.
+
+    Lists of models, lengths, dtypes, granularities or ranges give a sweep: every combination, one table.
+    """
     if bundle is not None:
         if text or prompts:
             raise OptionError("A bundle and prompts were given.", "Give one of them.")
+        if propagate:
+            raise OptionError("--propagate needs the model and its prompts.", "Give those, not a bundle.")
         read_manifest(bundle)  # what is no bundle is refused before torch is imported
+    if text and prompts:
+        raise OptionError("--text and --prompts: both given.", "Give one of them.")
+    lengths = _lengths(length)
     import preimage
-    from preimage.geometry import GeometryOptions, Quantiser
-    from preimage.layers import parse_layers
-    from preimage.models import read_preview
-    from preimage.models.loading import parse_device
+    from preimage.geometry import GeometryOptions, Quantiser, sweep_geometry
+    from preimage.models.loading import parse_device, parse_dtype
+    from preimage.prompts import PromptOptions
+    from preimage.report import parse_formats
 
-    quantiser = Quantiser(granularity=granularity, range=value_range, percentile=percentile)
-    options = GeometryOptions(bits=_bits(bits), quantile=quantile, quantiser=quantiser)
+    formats = parse_formats(figures)
+    quantisers = [
+        Quantiser(granularity=each, range=of, percentile=percentile)
+        for each in _listed(granularity)
+        for of in _listed(value_range)
+    ]
+    options = GeometryOptions(
+        bits=_bits(bits), quantile=quantile, quantiser=quantisers[0], propagate=propagate, subsets=subsets,
+        seed=seed,
+    )  # fmt: skip
     on = parse_device(device)
+    dtypes = _listed(dtype)
+    for one in dtypes:
+        parse_dtype(one)
     if bundle is not None:
         states = preimage.open_states(bundle)
-    else:
-        source, count = many_prompts(text, prompts, count)
-        choice = PromptChoice(text, source, count, length, seed, bos)
-        known = read_preview(model)
-        if known is not None:
-            parse_layers(layers, known.n_layers)
-            choice.token_ids(known)
-        loaded = preimage.load(model, dtype=dtype, device=device)
         with progress_bar() as progress:
-            states = preimage.capture(
-                loaded, list(dict.fromkeys(choice.token_ids(loaded))), layers, positions="last",
-                batch_tokens=_BATCH_TOKENS, progress=progress,
-            )  # fmt: skip
+            found = preimage.measure_geometry(states, options=options, device=on, out=out, progress=progress)
+        _finish(found, states.model, out, formats, json)
+        return
+    source, count = many_prompts(text, prompts, count)
+    chosen = PromptOptions(count=count, seed=seed, bos=bos)
+    models = _listed(model)
     with progress_bar() as progress:
-        found = preimage.measure_geometry(states, options=options, device=on, out=out, progress=progress)
-    if out is not None:
-        _save_figures(found, out)
-    if json:
-        print_json({"schema": SCHEMA, "command": "geometry", "model": states.model, **found.to_dict()})
+        sweep = sweep_geometry(
+            models, list(text) if text else str(source), lengths=lengths, dtypes=dtypes,
+            quantisers=quantisers, layers=layers, prompts=chosen, options=options, device=device, out=out,
+            progress=progress,
+        )  # fmt: skip
+    if len(sweep.runs) == 1:
+        _finish(sweep.runs[0].geometry, sweep.runs[0].identity, out, formats, json)
     else:
-        _show(found)
+        _finish_sweep(sweep, out, formats, json)
 
 
-def _save_figures(found: Geometry, out: Path) -> None:
-    from preimage.report import layer_figure, near_collision_figure, quantised_figure
-    from preimage.results import write_text
+def _finish(
+    found: Geometry, model: dict[str, object] | None, out: Path | None, formats: tuple[str, ...], json: bool
+) -> None:
+    from preimage.report import save_figures
 
-    figures = {"layers": layer_figure, "near-collisions": near_collision_figure}
+    if out is not None:
+        save_figures(_figures(found), out, formats)
+    if json:
+        print_json({"schema": SCHEMA, "command": "geometry", "model": model, **found.to_dict()})
+        return
+    for name, rows in _tables(found).items():
+        print_table(name, _COLUMNS, rows)
+
+
+def _finish_sweep(sweep: GeometrySweep, out: Path | None, formats: tuple[str, ...], json: bool) -> None:
+    from preimage.report import family_figure, layer_figure, length_figure, save_figures
+
+    if out is not None:
+        every: dict[str, Geometry] = {run.setting.name: run.geometry for run in sweep.runs}
+        together = {"layers": layer_figure(every), "depth": family_figure(every)}
+        by_length = sweep.by_length()
+        if by_length:
+            together["lengths"] = length_figure(by_length)
+        save_figures(together, out, formats)
+        for name, found in every.items():
+            save_figures(_figures(found), out / name, formats)
+    if json:
+        print_json({"schema": SCHEMA, "command": "geometry", **sweep.to_dict()})
+        return
+    for run in sweep.runs:
+        for name, rows in _tables(run.geometry).items():
+            last = rows[-1:]
+            print_table(f"{run.setting.name}: {name}", _COLUMNS, last)
+    if out is not None:
+        print_lines(f"All layers: {out / 'sweep.parquet'}")
+
+
+def _figures(found: Geometry) -> dict[str, go.Figure]:
+    from preimage.report import family_figure, layer_figure, near_collision_figure, quantised_figure
+
+    alone = {f"{found.prompts} prompts": found}
+    drawn = {"layers": layer_figure(alone), "depth": family_figure(alone)}
+    drawn["near-collisions"] = near_collision_figure(found)
     if found.quantised:
-        figures["quantised"] = quantised_figure
-    for name, draw in figures.items():
-        page = draw(found).to_html(include_plotlyjs=True, div_id=name)
-        write_text(out / f"{name}.html", page)
+        drawn["quantised"] = quantised_figure(found)
+    return drawn
+
+
+def _listed(given: str) -> list[str]:
+    return [part.strip() for part in given.split(",")]
+
+
+def _lengths(given: str | None) -> list[int | None]:
+    if given is None:
+        return [None]
+    try:
+        return [int(part) for part in given.split(",")]
+    except ValueError:
+        raise OptionError(
+            f"--length is {given!r}.", "Give a number of tokens, or several: 8,16,32."
+        ) from None
 
 
 def _bits(given: str) -> tuple[int | None, ...]:
@@ -114,14 +176,14 @@ def _bits(given: str) -> tuple[int | None, ...]:
         raise OptionError(f"--bits is {given!r}.", "Give numbers such as 8,4, or none.") from None
 
 
-def _show(found: Geometry) -> None:
-    q = f"{100 * found.options['quantile']:g} %"
-    columns = ["layer", "mean norm", "margin", f"margin {q}", "/ norm", "co-Lipschitz", f"{q}", "/ norm",
-               "x length", "distortion", "dimension", "collisions"]  # fmt: skip
-    sets = {"full precision": found.layers} | {
-        f"{b} bits": some.layers for b, some in found.quantised.items()
-    }
-    for name, layers in sets.items():
+_COLUMNS = ["layer", "mean norm", "margin", "quantile", "/ norm", "co-Lipschitz", "quantile", "/ norm",
+            "x length", "distortion", "dimension", "collisions"]  # fmt: skip
+
+
+def _tables(found: Geometry) -> dict[str, list[list[str]]]:
+    """Rows by title, one table a precision."""
+    tables = {}
+    for name, layers in found.sets.items():
         rows = []
         for layer, one in layers.items():
             numbers = (
@@ -131,4 +193,6 @@ def _show(found: Geometry) -> None:
             )  # fmt: skip
             shown = ["-" if number is None else f"{number:.3g}" for number in numbers]
             rows.append([str(layer), *shown, str(one.collisions)])
-        print_table(f"{found.prompts} prompts, {name}, {found.prompt_distance} distance", columns, rows)
+        quantile = f"{100 * found.options['quantile']:g} % quantile"
+        tables[f"{found.prompts} prompts, {name}, {found.prompt_distance} distance, {quantile}"] = rows
+    return tables

@@ -6,6 +6,7 @@ cannot exclude is recomputed from the original rows, and ties go to the lower in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from preimage.errors import OptionError
 _CERTIFIED = {"cpu": 2**10, "cuda": 2**17}  # pairs recomputed at once
 _LOOKED_AT = 2**14  # rows whose minima are looked at together
 _SAMPLE = 128  # rows that tell whether an arithmetic serves
+_PROMISING, _NEAR = 4, 8  # blocks of each row that are looked at for near rows, and how many are found
 _TOO_MANY = 0.02  # share of all blocks a screen may leave open before a finer one is used
 
 
@@ -185,6 +187,25 @@ class PairScan:
         values = screen.row_values(rows)[:, : screen.columns.count].double()
         values += screen.bound(rows, screen.columns.norms[: screen.columns.count])
         return (values.clamp_min_(0).sqrt_() + screen.slack[rows][:, None]) * ((1 + 1e-12) / screen.scale)
+
+    def near_some(self) -> tuple[Int[Tensor, "kept some"], Float[Tensor, "kept some"]]:
+        """For every row that differs from those before it at least eight others that are near, and bounds.
+
+        They are the nearest of every piece of its most promising blocks, as far as the screen can tell, with
+        a distance to each that is certainly not exceeded; infinite where a piece has no other row.
+        """
+        screen, minima = self._screened.screen, self._screened.minima[: self.distinct]
+        blocks = min(_PROMISING, minima.shape[1])
+        chosen = minima.topk(blocks, dim=1, largest=False).indices.flatten()
+        rows = torch.arange(self.distinct, device=chosen.device).repeat_interleave(blocks)
+        order = chosen.argsort(stable=True)
+        pieces = 2 ** math.ceil(math.log2(_NEAR / blocks))  # of each block
+        columns, highest = screen.block_nearest(torch.stack([chosen[order], rows[order]], dim=1), pieces)
+        found, away = torch.empty_like(columns), torch.empty_like(highest)
+        found[order] = self._columns.kept[columns.clamp_max(screen.columns.count - 1)]
+        away[order] = highest.clamp_min_(0).sqrt_()
+        bounds = away.view(self.distinct, -1) + screen.slack[: self.distinct, None]
+        return found.view(self.distinct, -1), bounds * ((1 + 1e-12) / screen.scale)
 
     @cached_property
     def spread(self) -> Spread:

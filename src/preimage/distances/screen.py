@@ -235,6 +235,39 @@ class Screen:
         self, entries: Int[Tensor, "entry 2"], limits: Float[Tensor, " row"]
     ) -> Iterator[tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]]:
         """The pairs that may lie within the rows' squared limits; entries: (block, row), blocks in order."""
+        for blocks, rows, values in self._block_values(entries):
+            reach = self.rows.norms[rows] + self.columns.block_norms[blocks]
+            highest = limits[rows] + reach.square_().mul_(self._error).add_(self._underflow)
+            entry, inside = (values <= _rounded_up(highest, values.dtype)[:, None]).nonzero().T
+            first, second = rows[entry], blocks[entry] * BLOCK + inside
+            pairs = second < self.columns.count
+            if self.within:
+                pairs &= first != second
+            yield first[pairs], second[pairs]
+
+    def block_nearest(
+        self, entries: Int[Tensor, "entry 2"], pieces: int
+    ) -> tuple[Int[Tensor, "entry piece"], Float[Tensor, "entry piece"]]:
+        """For each (block, row), blocks in order: in each piece of the block the column with the smallest
+        screened value, and a squared distance it does not exceed, rounding of the rows left out."""
+        found: list[Tensor] = []
+        highest: list[Tensor] = []
+        for blocks, rows, values in self._block_values(entries):
+            if self.within:
+                own = (blocks == rows // BLOCK).nonzero().flatten()
+                values[own, rows[own] % BLOCK] = torch.inf
+            value, inside = values.view(len(values), pieces, -1).min(dim=2)
+            starts = torch.arange(0, BLOCK, BLOCK // pieces, device=rows.device)
+            reach = self.rows.norms[rows] + self.columns.block_norms[blocks]
+            found.append(blocks[:, None] * BLOCK + starts + inside)
+            error = reach.square_().mul_(self._error).add_(self._underflow)
+            highest.append(value.double() + error[:, None])
+        return torch.cat(found), torch.cat(highest)
+
+    def _block_values(
+        self, entries: Int[Tensor, "entry 2"]
+    ) -> Iterator[tuple[Int[Tensor, " some"], Int[Tensor, " some"], Float[Tensor, "some inside"]]]:
+        """Screened values of rows against the columns of a block; entries: (block, row), blocks in order."""
         for part in entries.split(_size(_DECIDED, entries.device)):
             blocks, rows = part.T
             left = self.rows.left[rows]
@@ -245,14 +278,7 @@ class Screen:
                 right = self.columns.right[block * BLOCK : (block + 1) * BLOCK]
                 self.arithmetic.product(left[start : start + count], right, values[start : start + count])
                 start += count
-            reach = self.rows.norms[rows] + self.columns.block_norms[blocks]
-            highest = limits[rows] + reach.square_().mul_(self._error).add_(self._underflow)
-            entry, inside = (values <= _rounded_up(highest, values.dtype)[:, None]).nonzero().T
-            first, second = rows[entry], blocks[entry] * BLOCK + inside
-            pairs = second < self.columns.count
-            if self.within:
-                pairs &= first != second
-            yield first[pairs], second[pairs]
+            yield blocks, rows, values
 
 
 def bare_products(x: Float[Tensor, "row d"], arithmetic: Arithmetic = FLOAT32) -> None:

@@ -1,7 +1,35 @@
-"""How far from a collision: margins, Lipschitz constants, quantisers."""
+"""How far from a collision: margins, Lipschitz constants, quantisers, sweeps."""
 
-from preimage.geometry.measuring import measure_geometry
-from preimage.geometry.options import GeometryOptions
-from preimage.geometry.quantisers import Grid, Quantiser
+from typing import TYPE_CHECKING
 
-__all__ = ["GeometryOptions", "Grid", "Quantiser", "measure_geometry"]
+from preimage.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from preimage.geometry.measuring import measure_geometry
+    from preimage.geometry.options import GeometryOptions
+    from preimage.geometry.propagating import propagate
+    from preimage.geometry.quantisers import Grid, Quantiser
+    from preimage.geometry.sweeping import measure_model, sweep_geometry
+
+__all__ = [
+    "GeometryOptions",
+    "Grid",
+    "Quantiser",
+    "measure_geometry",
+    "measure_model",
+    "propagate",
+    "sweep_geometry",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "GeometryOptions": "options",
+        "Grid": "quantisers",
+        "Quantiser": "quantisers",
+        "measure_geometry": "measuring",
+        "measure_model": "sweeping",
+        "propagate": "propagating",
+        "sweep_geometry": "sweeping",
+    },
+)

@@ -12,18 +12,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from preimage.distances import PairScan, norms, same_rows
+from preimage.distances import same_rows
 from preimage.errors import OptionError, PromptError
+from preimage.geometry.layer import measure_layer, measure_subsets
 from preimage.geometry.options import GeometryOptions
 from preimage.geometry.prompt_distances import PromptDistances
-from preimage.geometry.ratios import largest_ratio, measure_ratios
+from preimage.geometry.propagating import Stored, propagate
 from preimage.layers import Layer
+from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
 from preimage.results import Geometry, LayerGeometry, LayerSet, RunFolder, StepReport
 from preimage.states import States
-
-_ROWS = 4096  # looked at together
 
 
 def measure_geometry(
@@ -31,6 +31,7 @@ def measure_geometry(
     bits: Sequence[int | None] | None = None,
     *,
     options: GeometryOptions | None = None,
+    model: LanguageModel | None = None,
     device: str | torch.device = "cpu",
     out: str | Path | None = None,
     progress: Progress = silent,
@@ -38,7 +39,8 @@ def measure_geometry(
 ) -> Geometry:
     """The diagnostics of arXiv 2511.14808 on the last states of every prompt, at every layer kept.
 
-    ``bits`` are those of post-hoc quantisation, None for full precision, which is always measured. Prompts
+    ``bits`` are those of quantised states, None for full precision, which is always measured; with
+    ``propagate=True`` they are carried on through ``model``, which must be the one that made them. Prompts
     must differ, and their ids must be known: co-Lipschitz constants divide by their distance. With ``out``
     every layer is kept in that run folder as it ends, and calling again continues.
     """
@@ -51,18 +53,15 @@ def measure_geometry(
         raise PromptError(f"{len(states)} prompts make no pair.", "Give at least two.")
     if len(set(states.token_ids)) < len(states):
         raise PromptError("Some of these prompts are the same.", "Capture every prompt once.")
-    prompts = PromptDistances(states.token_ids, device)
+    if chosen.propagate and model is None:
+        raise OptionError("propagate needs the model that made the states.", "Give model as well.")
+    if model is not None:
+        states.require_made_by(model)
+    layers = _Layers(states, chosen, device, model, progress)
     wanted = [number for number in chosen.bits if number is not None]
     folder = None
     if out is not None:
-        plan = {
-            "command": "geometry",
-            "model": states.model,
-            "prompts": PromptSet(states.token_ids, "list", 0, 0).fingerprint,
-            "layers": list(states.layers),
-            "options": chosen.to_dict(),
-        }
-        folder = RunFolder(out, plan)
+        folder = RunFolder(out, plan_of(states.model, states.token_ids, states.layers, chosen))
     found: dict[Layer, dict[int | None, LayerGeometry]] = {}
     for done, layer in enumerate(states.layers):
         progress(done, len(states.layers), f"layers measured, now {layer}")
@@ -70,14 +69,14 @@ def measure_geometry(
             kept = folder.items[str(layer)]["precisions"]
             found[layer] = {measured["bits"]: LayerGeometry.from_dict(measured["found"]) for measured in kept}
             continue
-        found[layer] = _precisions(states, layer, prompts, wanted, chosen, device)
+        found[layer] = layers.at(layer)
         if folder is not None:
             precisions = [{"bits": number, "found": asdict(g)} for number, g in found[layer].items()]
             folder.add(str(layer), {"precisions": precisions})
     progress(len(states.layers), len(states.layers), "layers measured")
     result = Geometry(
         prompts=len(states),
-        prompt_distance=prompts.name,
+        prompt_distance=layers.prompts.name,
         options=chosen.to_dict(),
         layers={layer: measured[None] for layer, measured in found.items()},
         quantised={
@@ -91,108 +90,72 @@ def measure_geometry(
     return result
 
 
-def _precisions(
-    states: States,
-    layer: Layer,
-    prompts: PromptDistances,
-    wanted: Sequence[int],
+def plan_of(
+    model: dict[str, Any] | None,
+    ids: Sequence[Sequence[int]],
+    layers: Sequence[Layer],
     options: GeometryOptions,
-    device: str | torch.device,
-) -> dict[int | None, LayerGeometry]:
-    """One layer in full precision and in every number of bits."""
-    states.require_finite(layer)
-    x = states.last(layer).to(device)
-    found: dict[int | None, LayerGeometry] = {None: _measure(layer, x, prompts, options)}
-    for number in wanted:
-        grid = replace(options.quantiser, bits=number).fit(x)
-        codes = grid.encode(x)
-        step = float(grid.step.max())
-        report = StepReport(
-            bits=number,
-            step=step,
-            relative_step=step / float(x.double().abs().mean().clamp_min(1e-300)),
-            occupancy=float((codes != grid.zero.to(codes.dtype)).double().mean()),
-            certified=found[None].margin > step * math.sqrt(x.shape[1]),
-        )
-        stored = grid.decode(codes)
-        equal = codes if grid.step.shape[0] == 1 else stored  # steps of their own: codes alone say little
-        found[number] = _measure(layer, stored, prompts, options, equal, report)
-    return found
+) -> dict[str, Any]:
+    """What makes a measurement the same one, for its run folder."""
+    return {
+        "command": "geometry",
+        "model": model,
+        "prompts": PromptSet(tuple(tuple(row) for row in ids), "list", 0, 0).fingerprint,
+        "layers": list(layers),
+        "options": options.to_dict(),
+    }
 
 
-def _measure(
-    layer: Layer,
-    x: Float[Tensor, "row d"],
-    prompts: PromptDistances,
-    options: GeometryOptions,
-    codes: Tensor | None = None,
-    report: StepReport | None = None,
-) -> LayerGeometry:
-    scan = PairScan(x)
-    ratios = measure_ratios(scan, prompts)
-    lengths = norms(x)
-    mean_norm = float(lengths.mean())
-    same = scan.same if codes is None else same_rows(codes.double())
-    sizes = same.bincount()
-    near = _shares(scan, options.eps)
-    relative = _shares(scan, [eps * mean_norm for eps in options.eps])
-    margin, margin_quantile = _least(ratios.first, options.quantile)
-    alpha, alpha_quantile = _least(ratios.smallest, options.quantile)
-    nearest, nearest_quantile = _least(ratios.at_nearest, options.quantile)
-    upper = largest_ratio(scan, prompts, x)
-    over = 1 / mean_norm if mean_norm else math.nan
-    long = prompts.largest if prompts.name == "hamming" else None
-    return LayerGeometry(
-        layer=layer,
-        states=len(x),
-        pairs=scan.pairs,
-        distinct=int((sizes > 0).sum()),
-        mean_norm=mean_norm,
-        margin=margin,
-        margin_quantile=margin_quantile,
-        normalised_margin=margin * over,
-        normalised_margin_quantile=margin_quantile * over,
-        colipschitz=alpha,
-        colipschitz_quantile=alpha_quantile,
-        nearest_colipschitz=nearest,
-        nearest_colipschitz_quantile=nearest_quantile,
-        normalised_colipschitz=alpha * over,
-        normalised_colipschitz_quantile=alpha_quantile * over,
-        length_colipschitz=None if long is None else alpha * long,
-        length_colipschitz_quantile=None if long is None else alpha_quantile * long,
-        upper=upper,
-        distortion=upper / alpha if alpha else None,
-        collisions=int((sizes * (sizes - 1) // 2).sum()),
-        near_collisions={f"{eps:g}": share for eps, share in zip(options.eps, near, strict=True)},
-        relative_near_collisions={f"{e:g}": share for e, share in zip(options.eps, relative, strict=True)},
-        anisotropy=_anisotropy(x, lengths),
-        intrinsic_dimension=_intrinsic_dimension(ratios.first, ratios.second),
-        quantised=report,
-    )
+class _Layers:
+    """One measurement under way: layer by layer, full precision and every number of bits."""
 
+    def __init__(
+        self,
+        states: States,
+        options: GeometryOptions,
+        device: str | torch.device,
+        model: LanguageModel | None,
+        progress: Progress,
+    ) -> None:
+        assert states.token_ids is not None
+        self._states, self._options, self._device, self._model = states, options, device, model
+        self._progress = progress
+        self.prompts = PromptDistances(states.token_ids, device)
+        self._carried: dict[int, dict[Layer, Stored]] = {}
 
-def _least(values: Float[Tensor, " row"], quantile: float) -> tuple[float, float]:
-    return float(values.min()), float(values.quantile(quantile))
+    def at(self, layer: Layer) -> dict[int | None, LayerGeometry]:
+        """What one layer shows."""
+        self._states.require_finite(layer)
+        x = self._states.last(layer).to(self._device)
+        subsets = measure_subsets(x, self.prompts, self._options)
+        full = measure_layer(layer, x, self.prompts, self._options, subsets=subsets)
+        found: dict[int | None, LayerGeometry] = {None: full}
+        for bits in self._options.bits:
+            if bits is None:
+                continue
+            grid, codes, mean = self._stored(layer, x, bits)
+            step = float(grid.step.max())
+            report = StepReport(
+                bits=bits,
+                step=step,
+                relative_step=step / max(mean, 1e-300),
+                occupancy=float((codes != grid.zero.to(codes.dtype)).double().mean()),
+                certified=None if self._options.propagate else full.margin > step * math.sqrt(x.shape[1]),
+            )
+            values = grid.decode(codes)
+            same = same_rows((codes if grid.shared else values).double())
+            found[bits] = measure_layer(layer, values, self.prompts, self._options, same, report)
+        return found
 
-
-def _shares(scan: PairScan, eps: Sequence[float]) -> list[float]:
-    """The share of all pairs no farther apart than each eps."""
-    return [count / scan.pairs for count in scan.count_below([math.nextafter(e, math.inf) for e in eps])]
-
-
-def _anisotropy(x: Float[Tensor, "row d"], lengths: Float[Tensor, " row"]) -> float:
-    """The mean cosine of two different states: of n unit vectors, (|sum|^2 - n) / (n (n - 1))."""
-    total = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
-    known = 0
-    for part, norm in zip(x.split(_ROWS), lengths.split(_ROWS), strict=True):
-        some = norm > 0  # a state of length 0 has no direction
-        total += (part[some].double() / norm[some][:, None]).sum(dim=0)
-        known += int(some.sum())
-    return float((total.square().sum() - known) / (known * (known - 1))) if known > 1 else math.nan
-
-
-def _intrinsic_dimension(first: Float[Tensor, " row"], second: Float[Tensor, " row"]) -> float | None:
-    """TwoNN by maximum likelihood: rows over the sum of log(second / first nearest distance)."""
-    some = (first > 0) & (second > first) & torch.isfinite(second)
-    logs = (second[some] / first[some]).log()
-    return float(len(logs) / logs.sum()) if len(logs) else None
+    def _stored(self, layer: Layer, x: Float[Tensor, "row d"], bits: int) -> Stored:
+        quantiser = replace(self._options.quantiser, bits=bits)
+        if not self._options.propagate:
+            grid = quantiser.fit(x)
+            return Stored(grid, grid.encode(x), float(x.double().abs().mean()))
+        if bits not in self._carried:
+            assert self._model is not None
+            assert self._states.token_ids is not None
+            self._carried[bits] = propagate(
+                self._model, self._states.token_ids, quantiser, self._states.layers, self._progress
+            )
+        return self._carried[bits][layer].to(self._device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from jaxtyping import Int
@@ -20,6 +21,12 @@ class PromptDistances:
         for row, tokens in enumerate(ids):
             padded[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
         self._ids = padded.to(device)
+
+    def subset(self, rows: Int[Tensor, " row"]) -> PromptDistances:
+        """Those of some of the prompts, by the same measure."""
+        some = copy(self)
+        some._ids, some.lengths = self._ids[rows], self.lengths[rows]
+        return some
 
     def of(self, first: Int[Tensor, " pair"], second: Int[Tensor, " pair"]) -> Int[Tensor, " pair"]:
         """The distances of given pairs."""

@@ -55,7 +55,7 @@ class Quantiser:
 
     def fit(self, x: Float[Tensor, "row d"]) -> Grid:
         """Steps and zero points for these states."""
-        low, high = self._reach(x.double())
+        low, high = (end.double() for end in self._reach(x))
         first, last = self.codes
         if self.range == "minmax":
             low, high = low.clamp_max(0.0), high.clamp_min(0.0)
@@ -89,6 +89,17 @@ class Grid:
     zero: Float[Tensor, "rows columns"]
     first: int
     last: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether all rows have the same steps, so that codes alone tell whether they are equal."""
+        return self.step.shape[0] == 1
+
+    def at(self, rows: Int[Tensor, " row"]) -> Grid:
+        """The grid of some of the rows it was fitted to."""
+        if self.shared:
+            return self
+        return Grid(self.step[rows], self.zero[rows], self.first, self.last)
 
     def encode(self, x: Float[Tensor, "row d"]) -> Int[Tensor, "row d"]:
         """The nearest codes, ties to even, cut off at the ends."""

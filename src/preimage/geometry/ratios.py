@@ -11,7 +11,6 @@ from torch import Tensor
 from preimage.distances import PairScan, row_distances
 from preimage.geometry.prompt_distances import PromptDistances
 
-_SAMPLE = (256, 4096)  # rows that tell, for all others, how small a ratio can be found: fewest and most
 _TOGETHER = 128
 _CERTIFIED = 2**14
 
@@ -28,8 +27,8 @@ class Ratios(NamedTuple):
 def measure_ratios(scan: PairScan, prompts: PromptDistances) -> Ratios:
     """Every pair counts, few are looked at.
 
-    d is never larger than the longest prompt T, so a pair with D > T r cannot have a ratio below r. A sample
-    of the states gives every prompt some ratio r it can reach, and a second nearest state it need not look
+    d is never larger than the longest prompt T, so a pair with D > T r cannot have a ratio below r. A few
+    near states give every prompt some ratio r it can reach, and a second nearest state it need not look
     beyond; the pairs within the larger of the two are certified, the others are excluded.
     """
     nearest = scan.nearest
@@ -82,14 +81,11 @@ def _within_reach(
     second = torch.full_like(at_nearest, torch.inf)
     ratio = at_nearest.clone()
     if len(kept) > 1:
-        size = min(max(len(kept) // 10, _SAMPLE[0]), _SAMPLE[1], len(kept))
-        sample = torch.linspace(0, len(kept) - 1, size, device=kept.device).long()
-        for rows in sample.split(_TOGETHER):
-            bounds = scan.upper_bounds(rows)
-            apart = prompts.table(kept[rows], kept).clamp_min(1)
-            ratio[kept] = torch.minimum(ratio[kept], (bounds / apart).amin(dim=0))
-            bounds[kept[rows][:, None] == nearest[kept][None, :]] = torch.inf
-            second[kept] = torch.minimum(second[kept], bounds.amin(dim=0))
+        found, bounds = scan.near_some()
+        apart = prompts.of(kept.repeat_interleave(found.shape[1]), found.flatten()).view_as(found)
+        ratio[kept] = torch.minimum(ratio[kept], (bounds / apart.clamp_min(1)).amin(dim=1))
+        bounds[found == nearest[kept][:, None]] = torch.inf
+        second[kept] = bounds.amin(dim=1)
     return ratio, second
 
 

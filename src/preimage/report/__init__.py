@@ -8,14 +8,18 @@ from preimage.report.geometry import (
     quantised_figure,
 )
 from preimage.report.margins import margin_figure
+from preimage.report.printing import FORMATS, parse_formats, save_figures
 from preimage.report.spacing import spacing_figure
 
 __all__ = [
+    "FORMATS",
     "family_figure",
     "layer_figure",
     "length_figure",
     "margin_figure",
     "near_collision_figure",
+    "parse_formats",
     "quantised_figure",
+    "save_figures",
     "spacing_figure",
 ]

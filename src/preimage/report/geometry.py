@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from preimage.errors import OptionError
 from preimage.layers import Layer
 from preimage.results import Geometry, LayerGeometry
 
 Quantity = Callable[[LayerGeometry], float | None]
+COLOURS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f"]
+_MARGIN, _RATIO = "normalised margin, quantile", "normalised co-Lipschitz, quantile"
+_NORMALISED: dict[str, Quantity] = {
+    _MARGIN: lambda found: found.normalised_margin_quantile,
+    _RATIO: lambda found: found.normalised_colipschitz_quantile,
+}
 
 
-def layer_figure(shape: Geometry) -> go.Figure:
-    """Figure 1: mean norm, margin and co-Lipschitz constant by layer, raw."""
+def layer_figure(shapes: Mapping[str, Geometry]) -> go.Figure:
+    """Figure 1: mean norm, margin and co-Lipschitz constant by layer, raw; one curve a measurement."""
+    _require_equal(shapes.values())
     return _panels(
-        {"": shape.layers},
+        {name: shape.layers for name, shape in shapes.items()},
         {
             "mean norm": lambda found: found.mean_norm,
             "margin, quantile": lambda found: found.margin_quantile,
@@ -26,46 +34,69 @@ def layer_figure(shape: Geometry) -> go.Figure:
     )
 
 
-def family_figure(shapes: Mapping[str, Geometry]) -> go.Figure:
-    """Figure 3: normalised margin and co-Lipschitz constant by relative depth, one curve a model."""
-    curves = {name: shape.layers for name, shape in shapes.items()}
-    return _panels(curves, _NORMALISED, "Normalised geometry by depth", relative=True)
+def length_figure(shapes: Mapping[str, Mapping[int, Geometry]]) -> go.Figure:
+    """Figure 2: normalised values of the last layer against prompt length, one curve a model.
 
-
-def length_figure(shapes: Mapping[int, Geometry]) -> go.Figure:
-    """Figure 2: normalised values of the last layer against prompt length; raw and length-normalised d."""
-    names = [*_NORMALISED, "normalised co-Lipschitz x length"]
+    The third panel has the co-Lipschitz constant with d over the length: raw Hamming distance makes it fall
+    like 1/length by itself. Dashed: random tenths of the prompts, with the range of 95 % of them.
+    """
+    _require_equal(shape for lengths in shapes.values() for shape in lengths.values())
+    names = [_MARGIN, _RATIO, f"{_RATIO} x length"]
     figure = make_subplots(rows=1, cols=len(names), subplot_titles=names)
-    ordered = sorted(shapes)
-    last = [list(shapes[length].layers.values())[-1] for length in ordered]
-    values = [[quantity(found) for found in last] for quantity in _NORMALISED.values()]
-    values.append(
-        [length * v if v is not None else None for length, v in zip(ordered, values[-1], strict=True)]
-    )
-    for column, points in enumerate(values, start=1):
-        figure.add_scatter(x=ordered, y=points, mode="lines+markers", showlegend=False, row=1, col=column)
+    for number, (name, by_length) in enumerate(shapes.items()):
+        lengths = sorted(by_length)
+        last = [list(by_length[length].layers.values())[-1] for length in lengths]
+        colour = COLOURS[number % len(COLOURS)]
+        for column, (field, scaled) in enumerate(
+            (("margin", False), ("colipschitz", False), ("colipschitz", True)), start=1
+        ):
+            times = [length if scaled else 1 for length in lengths]
+            field = f"normalised_{field}_quantile"
+            values = [getattr(one, field) * by for one, by in zip(last, times, strict=True)]
+            shown = {"x": lengths, "row": 1, "col": column, "legendgroup": name}
+            figure.add_scatter(
+                y=values, name=name, mode="lines+markers", line={"color": colour},
+                showlegend=column == 1, **shown,
+            )  # fmt: skip
+            if any(one.subsets is None for one in last):
+                continue
+            some = [one.subsets.intervals[field] for one in last if one.subsets is not None]
+            error = {
+                "array": [(one.high - one.mean) * by for one, by in zip(some, times, strict=True)],
+                "arrayminus": [(one.mean - one.low) * by for one, by in zip(some, times, strict=True)],
+            }
+            size = last[0].subsets.size if last[0].subsets else 0
+            figure.add_scatter(
+                y=[one.mean * by for one, by in zip(some, times, strict=True)],
+                error_y=error, name=f"{name}, {size} prompts", mode="lines+markers",
+                line={"color": colour, "dash": "dash"}, showlegend=column == 1, **shown,
+            )  # fmt: skip
     figure.update_xaxes(title="tokens a prompt", type="log")
     figure.update_yaxes(type="log")
     return _styled(figure, "The last layer against prompt length")
 
 
+def family_figure(shapes: Mapping[str, Geometry]) -> go.Figure:
+    """Figure 3: normalised margin and co-Lipschitz constant by relative depth, one curve a model."""
+    _require_equal(shapes.values())
+    curves = {name: shape.layers for name, shape in shapes.items()}
+    return _panels(curves, _NORMALISED, "Normalised geometry by depth", relative=True)
+
+
 def quantised_figure(shape: Geometry) -> go.Figure:
     """Figure 4: full precision against fewer bits, by layer."""
-    curves = {"full precision": shape.layers}
-    curves |= {f"{bits} bits": some.layers for bits, some in shape.quantised.items()}
     quantities: dict[str, Quantity] = {
         "mean norm": lambda found: found.mean_norm,
-        "normalised margin, quantile": lambda found: found.normalised_margin_quantile,
+        _MARGIN: _NORMALISED[_MARGIN],
         "collisions": lambda found: float(found.collisions),
-        "normalised co-Lipschitz, quantile": lambda found: found.normalised_colipschitz_quantile,
+        _RATIO: _NORMALISED[_RATIO],
     }
-    return _panels(curves, quantities, "States in fewer bits")
+    return _panels(shape.sets, quantities, "States in fewer bits")
 
 
 def near_collision_figure(shape: Geometry) -> go.Figure:
     """Figure 5: shares of near-collisions by layer and eps, full precision and fewer bits."""
-    sets = {"full precision": shape.layers}
-    sets |= {f"{bits} bits": some.layers for bits, some in shape.quantised.items()}
+    sets = shape.sets
     figure = make_subplots(rows=len(sets), cols=1, subplot_titles=list(sets), shared_xaxes=True)
     for row, layers in enumerate(sets.values(), start=1):
         found = list(layers.values())
@@ -84,10 +115,14 @@ def near_collision_figure(shape: Geometry) -> go.Figure:
     return _styled(figure, "Near-collisions: D <= eps")
 
 
-_NORMALISED: dict[str, Quantity] = {
-    "normalised margin, quantile": lambda found: found.normalised_margin_quantile,
-    "normalised co-Lipschitz, quantile": lambda found: found.normalised_colipschitz_quantile,
-}
+def _require_equal(shapes: Iterable[Geometry]) -> None:
+    """Nearest distances shrink with the number of prompts: only equal numbers are drawn together."""
+    counts = sorted({shape.prompts for shape in shapes})
+    if len(counts) > 1:
+        raise OptionError(
+            f"These were measured on {', '.join(map(str, counts))} prompts.",
+            "Compare measurements on equally many.",
+        )
 
 
 def _panels(
@@ -98,7 +133,6 @@ def _panels(
 ) -> go.Figure:
     """One panel a quantity, one curve a set of layers."""
     figure = make_subplots(rows=1, cols=len(quantities), subplot_titles=list(quantities))
-    colours = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f"]
     for number, (name, layers) in enumerate(curves.items()):
         x = (
             [place / max(1, len(layers) - 1) for place in range(len(layers))]
@@ -111,9 +145,9 @@ def _panels(
                 y=[quantity(found) or None for found in layers.values()],  # a logarithmic axis has no 0
                 name=name,
                 legendgroup=name,
-                showlegend=bool(name) and column == 1,
+                showlegend=column == 1,
                 mode="lines+markers",
-                line={"color": colours[number % len(colours)]},
+                line={"color": COLOURS[number % len(COLOURS)]},
                 row=1,
                 col=column,
             )

@@ -9,8 +9,18 @@ from preimage.results.collisions import (
     LayerCollisions,
     Spacing,
 )
-from preimage.results.files import dumps, plain, read_json, write_json, write_table, write_text
-from preimage.results.geometry import Geometry, LayerGeometry, LayerSet, StepReport
+from preimage.results.files import dumps, plain, read_json, write_bytes, write_json, write_table, write_text
+from preimage.results.geometry import (
+    Geometry,
+    GeometrySweep,
+    Interval,
+    LayerGeometry,
+    LayerSet,
+    Setting,
+    StepReport,
+    Subsets,
+    SweptGeometry,
+)
 from preimage.results.inversion import Inversion, Position, Positions, Status
 from preimage.results.run_folder import RunFolder
 from preimage.results.theory import TheoryReport, Verdict
@@ -21,7 +31,9 @@ __all__ = [
     "Continuation",
     "ContinuationScan",
     "Geometry",
+    "GeometrySweep",
     "HardKind",
+    "Interval",
     "Inversion",
     "LayerCollisions",
     "LayerGeometry",
@@ -29,14 +41,18 @@ __all__ = [
     "Position",
     "Positions",
     "RunFolder",
+    "Setting",
     "Spacing",
     "Status",
     "StepReport",
+    "Subsets",
+    "SweptGeometry",
     "TheoryReport",
     "Verdict",
     "dumps",
     "plain",
     "read_json",
+    "write_bytes",
     "write_json",
     "write_table",
     "write_text",

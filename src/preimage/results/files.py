@@ -52,15 +52,15 @@ def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
 
     sink = pyarrow.BufferOutputStream()
     parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
-    return _write(path, sink.getvalue().to_pybytes())
+    return write_bytes(path, sink.getvalue().to_pybytes())
 
 
 def write_text(path: Path, text: str) -> Path:
     """Write a text file."""
-    return _write(path, text.encode())
+    return write_bytes(path, text.encode())
 
 
-def _write(path: Path, content: bytes) -> Path:
+def write_bytes(path: Path, content: bytes) -> Path:
     """To a temporary file, synced, then renamed."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import re
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,37 @@ class StepReport:
 
     ``step`` is the largest there is, ``relative_step`` the same over the mean absolute coordinate,
     ``occupancy`` the share of coordinates whose code is not that of 0. ``certified``: the margin before
-    exceeds step * sqrt(d), so that no two states can have got the same codes.
+    exceeds step * sqrt(d), so that no two states can have got the same codes; None where the quantised
+    states were carried on through the network, about which the margin says nothing.
     """
 
     bits: int
     step: float
     relative_step: float
     occupancy: float
-    certified: bool
+    certified: bool | None
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A quantity on random subsets of the prompts: its mean, and where 95 % of the subsets lie."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Subsets:
+    """Quantities by name on ``count`` random subsets of ``size`` prompts.
+
+    Nearest distances shrink with the number of prompts, so these are values for ``size`` prompts, to be
+    compared with those of as many.
+    """
+
+    count: int
+    size: int
+    intervals: dict[str, Interval]
 
 
 @dataclass(frozen=True)
@@ -63,12 +87,18 @@ class LayerGeometry:
     anisotropy: float  # mean cosine of two states
     intrinsic_dimension: float | None  # TwoNN
     quantised: StepReport | None = None
+    subsets: Subsets | None = None  # in full precision
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> LayerGeometry:
         """The inverse of ``asdict``."""
-        report = data["quantised"]
-        return cls(**data | {"quantised": None if report is None else StepReport(**report)})
+        report, subsets = data["quantised"], data["subsets"]
+        if report is not None:
+            report = StepReport(**report)
+        if subsets is not None:
+            named = {name: Interval(**found) for name, found in subsets["intervals"].items()}
+            subsets = Subsets(subsets["count"], subsets["size"], named)
+        return cls(**data | {"quantised": report, "subsets": subsets})
 
 
 @dataclass(frozen=True)
@@ -88,6 +118,19 @@ class Geometry:
     layers: dict[Layer, LayerGeometry]
     quantised: dict[int, LayerSet]
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Geometry:
+        """The inverse of ``to_dict``, also after json made every key a text."""
+        quantised = {int(bits): LayerSet(_layers(some["layers"])) for bits, some in data["quantised"].items()}
+        fields = {name: data[name] for name in ("prompts", "prompt_distance", "options")}
+        return cls(**fields, layers=_layers(data["layers"]), quantised=quantised)
+
+    @property
+    def sets(self) -> dict[str, dict[Layer, LayerGeometry]]:
+        """Every precision by its name, full precision first."""
+        fewer = {f"{bits} bits": some.layers for bits, some in self.quantised.items()}
+        return {"full precision": self.layers, **fewer}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain json types."""
         return asdict(self)
@@ -100,7 +143,10 @@ class Geometry:
                 row: dict[str, Any] = {"bits": bits, **asdict(measured), "layer": str(layer)}
                 for name in ("near_collisions", "relative_near_collisions"):
                     row |= {f"{name}_{eps}": share for eps, share in row.pop(name).items()}
-                report = row.pop("quantised") or {}
+                report, subsets = row.pop("quantised") or {}, row.pop("subsets") or {"intervals": {}}
+                row["subset_size"] = subsets.get("size")
+                for name, interval in subsets["intervals"].items():
+                    row |= {f"{name}_{end}": value for end, value in interval.items()}
                 names = ("step", "relative_step", "occupancy", "certified")
                 found.append(row | {name: report.get(name) for name in names})
         return found
@@ -108,3 +154,66 @@ class Geometry:
     def save(self, path: str | Path) -> Path:
         """Write one json document."""
         return write_json(Path(path), {"schema": SCHEMA, "kind": "geometry", **self.to_dict()})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What tells one run of a sweep from the others; the quantiser by its granularity and range."""
+
+    model: str
+    length: int | None
+    dtype: str
+    quantiser: str
+
+    @property
+    def name(self) -> str:
+        """The same in a file name's characters."""
+        length = "whole" if self.length is None else f"{self.length}-tokens"
+        return "_".join((re.sub(r"[^\w.-]+", "-", self.model), length, self.dtype, self.quantiser))
+
+
+@dataclass(frozen=True)
+class SweptGeometry:
+    """One run of a sweep; ``identity`` is that of the model."""
+
+    setting: Setting
+    identity: dict[str, Any]
+    geometry: Geometry
+
+
+@dataclass(frozen=True)
+class GeometrySweep:
+    """The same measurement over models, lengths, dtypes and quantisers, on equally many prompts."""
+
+    runs: tuple[SweptGeometry, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain json types."""
+        return {
+            "runs": [
+                {**asdict(run.setting), "identity": run.identity, **run.geometry.to_dict()}
+                for run in self.runs
+            ]
+        }
+
+    def by_length(self) -> dict[str, dict[int, Geometry]]:
+        """What was measured at several lengths and otherwise alike, by what it has in common."""
+        found: dict[str, dict[int, Geometry]] = {}
+        for run in self.runs:
+            if run.setting.length is not None:
+                alike = replace(run.setting, length=None).name.replace("_whole", "")
+                found.setdefault(alike, {})[run.setting.length] = run.geometry
+        return {name: lengths for name, lengths in found.items() if len(lengths) > 1}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat row a run, layer and precision."""
+        return [{**asdict(run.setting), **row} for run in self.runs for row in run.geometry.rows()]
+
+    def save(self, path: str | Path) -> Path:
+        """Write one json document."""
+        return write_json(Path(path), {"schema": SCHEMA, "kind": "geometry-sweep", **self.to_dict()})
+
+
+def _layers(data: dict[Any, dict[str, Any]]) -> dict[Layer, LayerGeometry]:
+    found = [LayerGeometry.from_dict(measured) for measured in data.values()]
+    return {measured.layer: measured for measured in found}

@@ -25,6 +25,7 @@ class RunFolder:
         self.path = Path(path)
         self.plan: dict[str, Any] = plain({"schema": SCHEMA, **plan})
         self.items: dict[str, Any] = {}
+        self.results: dict[str, Any] | None = None  # of a run that is done
         if (self.path / _RUN).exists():
             self._continue()
         elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
@@ -64,6 +65,8 @@ class RunFolder:
                     f"now {_short(value)}.",
                     "Rerun the first command, or give another folder.",
                 )
+        if saved.get("state") == "done":
+            self.results = saved.get("results")
         items = self.path / _ITEMS
         if items.exists():
             self._read_items(items)

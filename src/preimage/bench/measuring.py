@@ -1,0 +1,85 @@
+"""What the exact co-Lipschitz constant costs beside the margin alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from preimage.bench.timing import hardware, seconds
+from preimage.distances import PairScan
+from preimage.errors import OptionError
+from preimage.geometry.prompt_distances import PromptDistances
+from preimage.geometry.ratios import measure_ratios
+from preimage.layers import LayerSpec
+from preimage.models import LanguageModel
+from preimage.progress import Progress, silent
+from preimage.prompts import PromptOptions, gather
+from preimage.states import capture
+
+
+def bench_geometry(
+    model: LanguageModel,
+    layers: LayerSpec = "all",
+    *,
+    count: int = 2000,
+    length: int = 32,
+    rounds: int = 5,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Median over rounds of (seconds of the ratios of all pairs) / (seconds of the margin), turn by turn.
+
+    Both start from the captured states: the margin is the certified closest pair, the ratios are every
+    prompt's smallest D/d over all others, its margin and its second nearest state. ``worst`` is the layer
+    with the largest ratio.
+    """
+    if count < 2 or length < 1 or rounds < 1:
+        raise OptionError(
+            f"count = {count}, length = {length}, rounds = {rounds}.", "Give count >= 2, others >= 1."
+        )
+    options = PromptOptions(count=count, length=length, seed=seed)
+    limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": model.max_length}
+    found = gather("default" if model.tokenizer else "random", model.tokenizer, options, **limits)
+    states = capture(model, found, layers, positions="last", batch_tokens=4096, progress=progress)
+    measured: dict[str, dict[str, float]] = {}
+    for number, layer in enumerate(states.layers):
+        measured[str(layer)] = _timed(states.last(layer).to(model.device), found.ids, rounds)
+        progress(number + 1, len(states.layers), "layers timed")
+    every = [row["ratio"] for row in measured.values()]
+    return {
+        "colipschitz_over_margin": statistics.median(every),
+        "worst": max(every),
+        "layers": measured,
+        "prompts": count,
+        "length": length,
+        "rounds": rounds,
+        "model": model.identity.to_dict(),
+        "hardware": hardware(model),
+    }
+
+
+def _timed(x: Float[Tensor, "row d"], ids: Sequence[Sequence[int]], rounds: int) -> dict[str, float]:
+    """Both sides on one layer, turn by turn."""
+
+    def margin() -> None:
+        PairScan(x).closest(1)
+
+    def ratios() -> None:
+        measure_ratios(PairScan(x), PromptDistances(ids, x.device))
+
+    for side in (margin, ratios):
+        side()  # warm
+    pairs = []
+    for turn in range(rounds):
+        sides = (margin, ratios) if turn % 2 == 0 else (ratios, margin)
+        took = {side: seconds(side, x.device) for side in sides}
+        pairs.append((took[margin], took[ratios]))
+    return {
+        "ratio": statistics.median(full / alone for alone, full in pairs),
+        "margin_seconds": statistics.median(alone for alone, _ in pairs),
+        "colipschitz_seconds": statistics.median(full for _, full in pairs),
+    }

@@ -1,0 +1,46 @@
+"""Figures as files: pages that need nothing else, and svg or pdf for print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import plotly.graph_objects as go
+
+from preimage.errors import OptionError
+from preimage.results import write_bytes, write_text
+
+FORMATS = ("html", "svg", "pdf")
+
+
+def parse_formats(given: str) -> tuple[str, ...]:
+    """Formats from a list such as ``html,svg``."""
+    wanted = tuple(part.strip() for part in given.split(","))
+    unknown = [part for part in wanted if part not in FORMATS]
+    if unknown:
+        raise OptionError(f"Figures cannot be written as {unknown[0]!r}.", f"Use {', '.join(FORMATS)}.")
+    return wanted
+
+
+def save_figures(figures: Mapping[str, go.Figure], folder: Path, formats: Sequence[str] = ("html",)) -> None:
+    """Write every figure, by its name, in every format."""
+    for name, figure in figures.items():
+        for kind in formats:
+            path = folder / f"{name}.{kind}"
+            if kind == "html":
+                write_text(path, figure.to_html(include_plotlyjs=True, div_id=name))
+            else:
+                write_bytes(path, _printed(figure, kind))
+
+
+def _printed(figure: go.Figure, kind: str) -> bytes:
+    """By kaleido, which draws in a browser."""
+    try:
+        image: bytes = figure.to_image(format=kind, width=1200, height=500)
+    except Exception as error:  # kaleido, its browser and plotly each have their own
+        reason = str(error).strip().splitlines()
+        raise OptionError(
+            f"A figure cannot be drawn as {kind}: {reason[0] if reason else type(error).__name__}",
+            "Install preimage[print] and Chrome or Chromium, or write html.",
+        ) from error
+    return image
