@@ -237,7 +237,7 @@ def test_the_command_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_bench_times_both_sides() -> None:
-    result = bench_geometry(tiny("llama"), [0, 2], count=40, length=5, rounds=2)
+    result = bench_geometry(tiny("llama"), [0, 2], source="random", count=40, length=5, rounds=2)
     assert list(result["layers"]) == ["0", "2"]
     assert result["worst"] >= result["colipschitz_over_margin"] > 0
     with pytest.raises(OptionError, match="count = 1"):

@@ -25,6 +25,7 @@ def bench_geometry(
     model: LanguageModel,
     layers: LayerSpec = "all",
     *,
+    source: str = "default",
     count: int = 2000,
     length: int = 32,
     rounds: int = 5,
@@ -43,7 +44,7 @@ def bench_geometry(
         )
     options = PromptOptions(count=count, length=length, seed=seed)
     limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": model.max_length}
-    found = gather("default" if model.tokenizer else "random", model.tokenizer, options, **limits)
+    found = gather(source, model.tokenizer, options, **limits)
     states = capture(model, found, layers, positions="last", batch_tokens=4096, progress=progress)
     measured: dict[str, dict[str, float]] = {}
     for number, layer in enumerate(states.layers):
@@ -54,6 +55,7 @@ def bench_geometry(
         "colipschitz_over_margin": statistics.median(every),
         "worst": max(every),
         "layers": measured,
+        "source": source,
         "prompts": count,
         "length": length,
         "rounds": rounds,

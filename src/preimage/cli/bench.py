@@ -172,6 +172,7 @@ def pairs(
 def geometry(
     model: Model = "smollm2",
     layers: Annotated[str, typer.Option(help="Layers to measure.")] = "all",
+    source: Annotated[str, typer.Option("--prompts", help="Source of the prompts.")] = "default",
     count: Annotated[int, typer.Option(help="Prompts.")] = 2000,
     length: Tokens = 32,
     rounds: Rounds = 5,
@@ -188,8 +189,9 @@ def geometry(
     loaded = preimage.load(model, dtype=dtype, device=device)
     with progress_bar() as progress:
         result = bench_geometry(
-            loaded, layers, count=count, length=length, rounds=rounds, seed=seed, progress=progress
-        )
+            loaded, layers, source=source, count=count, length=length, rounds=rounds, seed=seed,
+            progress=progress,
+        )  # fmt: skip
     if json:
         print_json({"schema": SCHEMA, "command": "bench geometry", **result})
     else:

@@ -11,7 +11,7 @@ from torch import Tensor
 from preimage.distances import PairScan, row_distances
 from preimage.geometry.prompt_distances import PromptDistances
 
-_TOGETHER = 128
+_TOGETHER = {"cpu": 128, "cuda": 4096}
 _CERTIFIED = 2**14
 
 
@@ -61,7 +61,7 @@ def largest_ratio(scan: PairScan, prompts: PromptDistances, x: Float[Tensor, "ro
     best = 0.0
     if len(scan.firsts) == 1:
         return best
-    for rows in every.split(_TOGETHER):
+    for rows in every.split(_TOGETHER.get(x.device.type, _TOGETHER["cpu"])):
         highest = scan.upper_bounds(place[rows])[:, place]
         highest[place[rows][:, None] == place[None, :]] = 0.0
         highest /= prompts.table(rows, every).clamp_min(1)
@@ -91,10 +91,11 @@ def _within_reach(
 
 def _with_twins(scan: PairScan, i: Tensor, j: Tensor, away: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same pairs with every state that is the same as the second one's."""
-    sizes = scan.same.bincount(minlength=len(scan.same))[j]
-    if int(sizes.max()) == 1:
+    sizes = scan.same.bincount(minlength=len(scan.same))
+    often = sizes[j]
+    if int(often.max()) == 1:
         return i, j, away
-    members = [scan.group_of(int(row)) for row in j]
-    spelled = torch.tensor([row for group in members for row in group], device=j.device)
-    often = torch.tensor([len(group) for group in members], device=j.device)
-    return i.repeat_interleave(often), spelled, away.repeat_interleave(often)
+    members = scan.same.argsort(stable=True)  # group after group
+    begins = (sizes.cumsum(0) - sizes)[j] - (often.cumsum(0) - often)
+    spelled = begins.repeat_interleave(often) + torch.arange(int(often.sum()), device=j.device)
+    return i.repeat_interleave(often), members[spelled], away.repeat_interleave(often)
