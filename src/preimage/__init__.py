@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from preimage.collisions import CollisionOptions, find_collisions, scan_continuations
     from preimage.distances import closest_pairs, nearest_neighbors
     from preimage.errors import PreimageError
-    from preimage.geometry import GeometryOptions, measure_geometry
+    from preimage.geometry import GeometryOptions, TrajectoryOptions, measure_geometry, train_trajectory
     from preimage.inversion import InvertOptions, invert
     from preimage.models import LanguageModel, load
     from preimage.prompts import PromptOptions, PromptSet
-    from preimage.results import CollisionAudit, ContinuationScan, Inversion
+    from preimage.results import CollisionAudit, ContinuationScan, Inversion, Trajectory
     from preimage.states import States, capture, noise_floor, open_states
 
 __version__ = "0.1.0"
@@ -34,6 +34,8 @@ _HOMES = {
     "PromptOptions": "prompts",
     "PromptSet": "prompts",
     "States": "states",
+    "Trajectory": "results",
+    "TrajectoryOptions": "geometry",
     "capture": "states",
     "closest_pairs": "distances",
     "find_collisions": "collisions",
@@ -44,6 +46,7 @@ _HOMES = {
     "noise_floor": "states",
     "open_states": "states",
     "scan_continuations": "collisions",
+    "train_trajectory": "geometry",
 }
 
 __all__ = [
@@ -58,6 +61,8 @@ __all__ = [
     "PromptOptions",
     "PromptSet",
     "States",
+    "Trajectory",
+    "TrajectoryOptions",
     "__version__",
     "capture",
     "closest_pairs",
@@ -69,6 +74,7 @@ __all__ = [
     "noise_floor",
     "open_states",
     "scan_continuations",
+    "train_trajectory",
 ]
 
 

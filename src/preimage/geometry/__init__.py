@@ -1,7 +1,35 @@
-"""How far from a collision: margins, Lipschitz constants, quantisers."""
+"""How far from a collision: margins, Lipschitz constants, quantisers; and how that moves in training."""
 
-from preimage.geometry.measuring import measure_geometry
-from preimage.geometry.options import GeometryOptions
-from preimage.geometry.quantisers import Grid, Quantiser
+from typing import TYPE_CHECKING
 
-__all__ = ["GeometryOptions", "Grid", "Quantiser", "measure_geometry"]
+from preimage.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from preimage.geometry.measuring import measure_geometry
+    from preimage.geometry.options import GeometryOptions
+    from preimage.geometry.quantisers import Grid, Quantiser
+    from preimage.geometry.trajectory import train_trajectory
+    from preimage.geometry.trajectory_options import TrajectoryOptions, checkpoint_steps
+
+__all__ = [
+    "GeometryOptions",
+    "Grid",
+    "Quantiser",
+    "TrajectoryOptions",
+    "checkpoint_steps",
+    "measure_geometry",
+    "train_trajectory",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "GeometryOptions": "options",
+        "Grid": "quantisers",
+        "Quantiser": "quantisers",
+        "TrajectoryOptions": "trajectory_options",
+        "checkpoint_steps": "trajectory_options",
+        "measure_geometry": "measuring",
+        "train_trajectory": "trajectory",
+    },
+)

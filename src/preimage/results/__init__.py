@@ -14,12 +14,15 @@ from preimage.results.geometry import Geometry, LayerGeometry, LayerSet, StepRep
 from preimage.results.inversion import Inversion, Position, Positions, Status
 from preimage.results.run_folder import RunFolder
 from preimage.results.theory import TheoryReport, Verdict
+from preimage.results.trajectory import Checkpoint, Drift, SmallestMargin, Trajectory
 
 __all__ = [
+    "Checkpoint",
     "CollidingPair",
     "CollisionAudit",
     "Continuation",
     "ContinuationScan",
+    "Drift",
     "Geometry",
     "HardKind",
     "Inversion",
@@ -29,10 +32,12 @@ __all__ = [
     "Position",
     "Positions",
     "RunFolder",
+    "SmallestMargin",
     "Spacing",
     "Status",
     "StepReport",
     "TheoryReport",
+    "Trajectory",
     "Verdict",
     "dumps",
     "plain",

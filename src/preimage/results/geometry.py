@@ -92,6 +92,12 @@ class Geometry:
         """Plain json types."""
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Geometry:
+        """The inverse of ``to_dict``, also after json made text of the layers' numbers."""
+        few = {int(bits): LayerSet(_by_layer(some["layers"])) for bits, some in data["quantised"].items()}
+        return cls(**data | {"layers": _by_layer(data["layers"]), "quantised": few})
+
     def rows(self) -> list[dict[str, Any]]:
         """One flat row a layer and precision, for tables; bits are None in full precision."""
         found = []
@@ -108,3 +114,10 @@ class Geometry:
     def save(self, path: str | Path) -> Path:
         """Write one json document."""
         return write_json(Path(path), {"schema": SCHEMA, "kind": "geometry", **self.to_dict()})
+
+
+def _by_layer(layers: dict[Any, dict[str, Any]]) -> dict[Layer, LayerGeometry]:
+    return {
+        "final" if layer == "final" else int(layer): LayerGeometry.from_dict(found)
+        for layer, found in layers.items()
+    }
