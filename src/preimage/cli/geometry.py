@@ -66,7 +66,7 @@ def geometry(
     from preimage.models.loading import parse_device
 
     quantiser = Quantiser(granularity=granularity, range=value_range, percentile=percentile)
-    options = GeometryOptions(bits=_bits(bits), quantile=quantile, quantiser=quantiser)
+    options = GeometryOptions(bits=parse_bits(bits), quantile=quantile, quantiser=quantiser)
     on = parse_device(device)
     if bundle is not None:
         states = preimage.open_states(bundle)
@@ -105,7 +105,8 @@ def _save_figures(found: Geometry, out: Path) -> None:
         write_text(out / f"{name}.html", page)
 
 
-def _bits(given: str) -> tuple[int | None, ...]:
+def parse_bits(given: str) -> tuple[int | None, ...]:
+    """Full precision, and the numbers of bits in a list such as 8,4; or none of them."""
     if given == "none":
         return (None,)
     try:

@@ -38,7 +38,7 @@ class TrainingText:
 
 
 def prepare_text(texts: Sequence[str] | None, options: TrajectoryOptions) -> TrainingText:
-    """The default corpus by its own split, as much prose as code; or given texts, their last quarter held out.
+    """The default corpus by its own split, as much prose as code; or given texts, the last quarter held out.
 
     The tokenizer is trained on the training split. Cost: about ten seconds for the default corpus.
     """

@@ -93,11 +93,13 @@ def _checkpoint(
         snapshot(training.model, torch.float64), text.probes, positions="last", batch_tokens=_BATCH_TOKENS
     )
     assert states.model is not None
+    assert states.noise_floor is not None
     return Checkpoint(
         step=training.step,
         training_loss=sum(recent) / len(recent) if recent else None,
         held_out_loss=training.loss(text.held_out),
         weight_hash=states.model["weight_hash"],
+        noise_floor=max(states.noise_floor.values()),
         geometry=measure_geometry(states, options=geometry, device=device),
     )
 

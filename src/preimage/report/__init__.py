@@ -9,6 +9,7 @@ from preimage.report.geometry import (
 )
 from preimage.report.margins import margin_figure
 from preimage.report.spacing import spacing_figure
+from preimage.report.trajectory import trajectory_figure
 
 __all__ = [
     "family_figure",
@@ -18,4 +19,5 @@ __all__ = [
     "near_collision_figure",
     "quantised_figure",
     "spacing_figure",
+    "trajectory_figure",
 ]

@@ -19,13 +19,15 @@ class Checkpoint:
     """One moment of a training, measured on the same probes as every other.
 
     ``training_loss`` is the mean over the steps since the checkpoint before, None at step 0; losses are in
-    nats a token. ``weight_hash`` is that of the weights in float64, in which the states were computed.
+    nats a token. States are computed in float64: ``weight_hash`` is that of the weights so, ``noise_floor``
+    the largest relative difference over layers of the same state computed in another shape.
     """
 
     step: int
     training_loss: float | None
     held_out_loss: float
     weight_hash: str
+    noise_floor: float
     geometry: Geometry
 
     @property
@@ -55,8 +57,8 @@ class Checkpoint:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Checkpoint:
         """The inverse of ``to_dict``."""
-        fields = {name: data[name] for name in ("step", "training_loss", "held_out_loss", "weight_hash")}
-        return cls(**fields, geometry=Geometry.from_dict(data["geometry"]))
+        given = {name: value for name, value in data.items() if name != "smallest"}
+        return cls(**given | {"geometry": Geometry.from_dict(data["geometry"])})
 
     def _smallest(self) -> dict[str, dict[str, Any]]:
         found = {quantity: self.smallest(quantity) for quantity in QUANTITIES}
@@ -111,7 +113,8 @@ class Trajectory:
         end = self.checkpoints[-1].step
         half = [checkpoint for checkpoint in self.checkpoints if checkpoint.step <= end / 2][-1]
         first, middle, last = (
-            checkpoint.smallest(quantity)[1] for checkpoint in (self.checkpoints[0], half, self.checkpoints[-1])
+            checkpoint.smallest(quantity)[1]
+            for checkpoint in (self.checkpoints[0], half, self.checkpoints[-1])
         )
         return Drift(first, middle, half.step, last, _change(first, last), _change(middle, last))
 
