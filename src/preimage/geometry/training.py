@@ -79,10 +79,12 @@ class Training:
         for name, parameter in self.model.module.named_parameters():
             tensors[f"weight.{name}"] = parameter
             tensors |= {f"{kind}.{name}": self._optimiser.state[parameter][kind] for kind in _MOMENTS}
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.partial")
+        temporary = self._path.with_name(f"{self._path.name}.partial")
         about = {"about": json.dumps({"step": self.step})}
         try:
             save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, about)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
             temporary.replace(self._path)
         except (OSError, SafetensorError) as error:
             temporary.unlink(missing_ok=True)

@@ -7,7 +7,6 @@ of one size have about the same number of parameters and differ in what makes th
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -98,7 +97,7 @@ def snapshot(model: LanguageModel, dtype: torch.dtype) -> LanguageModel:
 
 def save_model(model: LanguageModel, folder: Path) -> Path:
     """Write weights (safetensors), configuration and tokenizer, whole or not at all."""
-    temporary = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    temporary = folder.with_name(f"{folder.name}.partial")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         model.module.save_pretrained(temporary)  # type: ignore[operator]  # PreTrainedModel's
@@ -124,8 +123,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> Any:
     if vocabulary <= len(alphabet):
         raise OptionError(f"vocabulary is {vocabulary}.", f"Give more than {len(alphabet)}: bytes, and one.")
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
     )

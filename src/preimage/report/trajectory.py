@@ -25,7 +25,7 @@ _PANELS: dict[str, Callable[[Checkpoint], float]] = {
 
 
 def trajectory_figure(shapes: Mapping[str, Trajectory]) -> go.Figure:
-    """Normalised margins, co-Lipschitz constant and held-out loss against the step; step 0 at the left edge."""
+    """Normalised margins, co-Lipschitz constant and held-out loss by step; step 0 is at the left edge."""
     figure = make_subplots(rows=2, cols=2, subplot_titles=list(_PANELS))
     for number, (name, shape) in enumerate(shapes.items()):
         steps = [at.step or BEGINNING for at in shape.checkpoints]

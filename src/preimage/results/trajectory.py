@@ -111,11 +111,9 @@ class Trajectory:
     def drift(self, quantity: str) -> Drift:
         """How a quantity of the layers, the smallest over them, changed in training."""
         end = self.checkpoints[-1].step
-        half = [checkpoint for checkpoint in self.checkpoints if checkpoint.step <= end / 2][-1]
-        first, middle, last = (
-            checkpoint.smallest(quantity)[1]
-            for checkpoint in (self.checkpoints[0], half, self.checkpoints[-1])
-        )
+        half = [at for at in self.checkpoints if at.step <= end / 2][-1]
+        moments = (self.checkpoints[0], half, self.checkpoints[-1])
+        first, middle, last = (at.smallest(quantity)[1] for at in moments)
         return Drift(first, middle, half.step, last, _change(first, last), _change(middle, last))
 
     def to_dict(self) -> dict[str, Any]:
