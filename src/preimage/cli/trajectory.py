@@ -61,7 +61,7 @@ def trajectory(
     return NOT_RECOVERED if any(at.collisions for at in found.checkpoints) else DONE
 
 
-def _size(given: str) -> str | tuple[int, int, int]:
+def _size(given: str) -> str | tuple[int, ...]:
     if "," not in given:
         return given
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from preimage.geometry.trajectory_options import TrajectoryOptions, checkpoint_s
 from preimage.models import LanguageModel, new_model, parse_size, save_model, snapshot
 from preimage.models.loading import parse_device
 from preimage.progress import Progress, silent
-from preimage.results import Checkpoint, RunFolder, Trajectory
+from preimage.results import Checkpoint, RunFolder, Trajectory, write_text
 from preimage.states import capture
 
 _STATE, _MODEL = "training.safetensors", "model"
@@ -76,7 +77,7 @@ def train_trajectory(
         checkpoints=tuple(checkpoints),
     )
     if folder is not None:
-        _finish(folder, model, found)
+        _finish(folder, model, text, found)
     return found
 
 
@@ -104,10 +105,12 @@ def _checkpoint(
     )
 
 
-def _finish(folder: RunFolder, model: LanguageModel, found: Trajectory) -> None:
+def _finish(folder: RunFolder, model: LanguageModel, text: TrainingText, found: Trajectory) -> None:
     """The model first and its training state last: at no moment is there neither."""
     if not (folder.path / _MODEL).exists():
         save_model(model, folder.path / _MODEL)
+    lines = [json.dumps({"token_ids": ids}) for ids in text.probes]
+    write_text(folder.path / "probes.jsonl", "\n".join(lines) + "\n")
     folder.finish({"results": found.to_dict()})
     folder.write_table("checkpoints", found.rows())
     (folder.path / _STATE).unlink(missing_ok=True)

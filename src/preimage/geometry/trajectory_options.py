@@ -24,7 +24,7 @@ class TrajectoryOptions:
     """
 
     family: str = "gpt2"  # or llama
-    size: str | tuple[int, int, int] = "small"
+    size: str | tuple[int, ...] = "small"
     steps: int = 600
     batch: int = 16
     window: int = 128

@@ -40,7 +40,7 @@ SIZES = {
 }
 
 
-def parse_size(size: str | tuple[int, int, int]) -> Size:
+def parse_size(size: str | tuple[int, ...]) -> Size:
     """A shape from the name of a preset or from (d_model, n_layers, n_heads)."""
     if isinstance(size, str):
         if size not in SIZES:
@@ -59,7 +59,7 @@ def parse_size(size: str | tuple[int, int, int]) -> Size:
 
 def new_model(
     family: str,
-    size: str | tuple[int, int, int] = "small",
+    size: str | tuple[int, ...] = "small",
     *,
     tokenizer: Any,
     max_length: int,
@@ -97,6 +97,9 @@ def snapshot(model: LanguageModel, dtype: torch.dtype) -> LanguageModel:
 
 def save_model(model: LanguageModel, folder: Path) -> Path:
     """Write weights (safetensors), configuration and tokenizer, whole or not at all."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
     temporary = folder.with_name(f"{folder.name}.partial")
     try:
         shutil.rmtree(temporary, ignore_errors=True)

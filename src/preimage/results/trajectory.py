@@ -138,7 +138,7 @@ class Trajectory:
         """One flat row a checkpoint, layer and precision, for tables."""
         return [
             {
-                "step": checkpoint.step,
+                "training_step": checkpoint.step,  # a quantiser has a step too
                 "training_loss": checkpoint.training_loss,
                 "held_out_loss": checkpoint.held_out_loss,
                 **row,
