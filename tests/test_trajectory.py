@@ -147,6 +147,22 @@ def test_too_little_text_is_refused(texts: list[str]) -> None:
         prepare_text("one text", OPTIONS)
 
 
+def test_every_step_has_windows_of_its_own(prepared: TrainingText) -> None:
+    model = new_model("gpt2", "tiny", tokenizer=prepared.tokenizer, max_length=32, device="cpu")
+    drawn = set()
+    for seed in (0, 1):
+        running = Training(model, prepared.train, replace(OPTIONS, seed=seed))
+        for step in range(20):
+            running.step = step
+            windows = running._batch()
+            assert windows.shape == (OPTIONS.batch, OPTIONS.window)
+            drawn.add(tuple(windows.flatten().tolist()))
+            assert torch.equal(running._batch(), windows)
+    assert len(drawn) == 40
+    whole = Training(model, prepared.train[: OPTIONS.window], OPTIONS)._batch()
+    assert torch.equal(whole, prepared.train[: OPTIONS.window].expand(OPTIONS.batch, -1))
+
+
 def test_the_loss_is_that_of_transformers(prepared: TrainingText) -> None:
     model = new_model("llama", "tiny", tokenizer=prepared.tokenizer, max_length=32, device="cpu")
     with torch.no_grad():

@@ -70,7 +70,7 @@ class Drift:
     """How a quantity, smallest over layers, changed: from initialisation, and over the second half.
 
     Changes are relative, -0.2 a fall by a fifth, and None where the earlier value was 0. ``half_step`` is
-    the last checkpoint in the first half of the training.
+    the checkpoint nearest to half of the training.
     """
 
     first: float
@@ -110,9 +110,9 @@ class Trajectory:
 
     def drift(self, quantity: str) -> Drift:
         """How a quantity of the layers, the smallest over them, changed in training."""
-        end = self.checkpoints[-1].step
-        half = [at for at in self.checkpoints if at.step <= end / 2][-1]
-        moments = (self.checkpoints[0], half, self.checkpoints[-1])
+        *before, end = self.checkpoints
+        half = min(before, key=lambda at: abs(at.step - end.step / 2))
+        moments = (before[0], half, end)
         first, middle, last = (at.smallest(quantity)[1] for at in moments)
         return Drift(first, middle, half.step, last, _change(first, last), _change(middle, last))
 
