@@ -13,11 +13,17 @@ if TYPE_CHECKING:
     from preimage.collisions import CollisionOptions, find_collisions, scan_continuations
     from preimage.distances import closest_pairs, nearest_neighbors
     from preimage.errors import PreimageError
-    from preimage.geometry import GeometryOptions, measure_geometry, sweep_geometry
+    from preimage.geometry import (
+        GeometryOptions,
+        TrajectoryOptions,
+        measure_geometry,
+        sweep_geometry,
+        train_trajectory,
+    )
     from preimage.inversion import InvertOptions, invert
     from preimage.models import LanguageModel, load
     from preimage.prompts import PromptOptions, PromptSet
-    from preimage.results import CollisionAudit, ContinuationScan, Inversion
+    from preimage.results import CollisionAudit, ContinuationScan, Inversion, Trajectory
     from preimage.states import States, capture, noise_floor, open_states
 
 __version__ = "0.1.0"
@@ -34,6 +40,8 @@ _HOMES = {
     "PromptOptions": "prompts",
     "PromptSet": "prompts",
     "States": "states",
+    "Trajectory": "results",
+    "TrajectoryOptions": "geometry",
     "capture": "states",
     "closest_pairs": "distances",
     "find_collisions": "collisions",
@@ -45,6 +53,7 @@ _HOMES = {
     "open_states": "states",
     "scan_continuations": "collisions",
     "sweep_geometry": "geometry",
+    "train_trajectory": "geometry",
 }
 
 __all__ = [
@@ -59,6 +68,8 @@ __all__ = [
     "PromptOptions",
     "PromptSet",
     "States",
+    "Trajectory",
+    "TrajectoryOptions",
     "__version__",
     "capture",
     "closest_pairs",
@@ -71,6 +82,7 @@ __all__ = [
     "open_states",
     "scan_continuations",
     "sweep_geometry",
+    "train_trajectory",
 ]
 
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import typer
 
-from preimage.cli import bench, capture, collisions, demo, doctor, geometry, invert, lens, models
+from preimage.cli import (
+    bench,
+    capture,
+    collisions,
+    demo,
+    doctor,
+    geometry,
+    invert,
+    lens,
+    models,
+    trajectory,
+)
 
 app = typer.Typer(
     name="preimage",
@@ -22,5 +33,6 @@ app.command()(invert.invert)
 app.command()(collisions.collisions)
 app.command()(collisions.continuations)
 app.command()(geometry.geometry)
+app.command()(trajectory.trajectory)
 app.add_typer(lens.app, name="lens")
 app.add_typer(bench.app, name="bench")

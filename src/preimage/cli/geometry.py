@@ -76,8 +76,8 @@ def geometry(
         for of in _listed(value_range)
     ]
     options = GeometryOptions(
-        bits=_bits(bits), quantile=quantile, quantiser=quantisers[0], propagate=propagate, subsets=subsets,
-        seed=seed,
+        bits=parse_bits(bits), quantile=quantile, quantiser=quantisers[0], propagate=propagate,
+        subsets=subsets, seed=seed,
     )  # fmt: skip
     on = parse_device(device)
     dtypes = _listed(dtype)
@@ -167,7 +167,8 @@ def _lengths(given: str | None) -> list[int | None]:
         ) from None
 
 
-def _bits(given: str) -> tuple[int | None, ...]:
+def parse_bits(given: str) -> tuple[int | None, ...]:
+    """Full precision, and the numbers of bits in a list such as 8,4; or none of them."""
     if given == "none":
         return (None,)
     try:

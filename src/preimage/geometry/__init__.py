@@ -1,4 +1,4 @@
-"""How far from a collision: margins, Lipschitz constants, quantisers, sweeps."""
+"""How far from a collision: margins, Lipschitz constants, quantisers, sweeps, trainings."""
 
 from typing import TYPE_CHECKING
 
@@ -10,15 +10,20 @@ if TYPE_CHECKING:
     from preimage.geometry.propagating import propagate
     from preimage.geometry.quantisers import Grid, Quantiser
     from preimage.geometry.sweeping import measure_model, sweep_geometry
+    from preimage.geometry.trajectory import train_trajectory
+    from preimage.geometry.trajectory_options import TrajectoryOptions, checkpoint_steps
 
 __all__ = [
     "GeometryOptions",
     "Grid",
     "Quantiser",
+    "TrajectoryOptions",
+    "checkpoint_steps",
     "measure_geometry",
     "measure_model",
     "propagate",
     "sweep_geometry",
+    "train_trajectory",
 ]
 
 __getattr__ = lazy_names(
@@ -27,9 +32,12 @@ __getattr__ = lazy_names(
         "GeometryOptions": "options",
         "Grid": "quantisers",
         "Quantiser": "quantisers",
+        "TrajectoryOptions": "trajectory_options",
+        "checkpoint_steps": "trajectory_options",
         "measure_geometry": "measuring",
         "measure_model": "sweeping",
         "propagate": "propagating",
         "sweep_geometry": "sweeping",
+        "train_trajectory": "trajectory",
     },
 )

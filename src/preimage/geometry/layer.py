@@ -123,8 +123,11 @@ def _anisotropy(x: Float[Tensor, "row d"]) -> float:
 
 
 def _intrinsic_dimension(ratios: Ratios) -> float | None:
-    """TwoNN by maximum likelihood: rows over the sum of log(second / first nearest distance)."""
+    """TwoNN by maximum likelihood: rows over the sum of log(second / first nearest distance).
+
+    Rows whose two nearest are equally far, up to the last bits, say nothing and are left out.
+    """
     first, second = ratios.first, ratios.second
-    some = (first > 0) & (second > first) & torch.isfinite(second)
+    some = (first > 0) & (second > first * (1 + 1e-9)) & torch.isfinite(second)
     logs = (second[some] / first[some]).log()
     return float(len(logs) / logs.sum()) if len(logs) else None

@@ -12,9 +12,20 @@ if TYPE_CHECKING:
     from preimage.models.locating import locate
     from preimage.models.prefix import Prefix
     from preimage.models.preview import ModelPreview, read_preview
+    from preimage.models.scratch import (
+        FAMILIES,
+        SIZES,
+        new_model,
+        parse_size,
+        save_model,
+        snapshot,
+        train_tokenizer,
+    )
 
 __all__ = [
     "ALIASES",
+    "FAMILIES",
+    "SIZES",
     "Alias",
     "LanguageModel",
     "ModelIdentity",
@@ -25,8 +36,13 @@ __all__ = [
     "ensure_converted",
     "load",
     "locate",
+    "new_model",
+    "parse_size",
     "read_preview",
+    "save_model",
+    "snapshot",
     "tensor_bytes",
+    "train_tokenizer",
 ]
 
 __getattr__ = lazy_names(
@@ -34,16 +50,23 @@ __getattr__ = lazy_names(
     {
         "ALIASES": "aliases",
         "Alias": "aliases",
+        "FAMILIES": "scratch",
         "LanguageModel": "language_model",
         "ModelIdentity": "identity",
         "ModelPreview": "preview",
         "Prefix": "prefix",
+        "SIZES": "scratch",
         "cache_folder": "aliases",
         "converted_folder": "aliases",
         "ensure_converted": "aliases",
         "load": "loading",
         "locate": "locating",
+        "new_model": "scratch",
+        "parse_size": "scratch",
         "read_preview": "preview",
+        "save_model": "scratch",
+        "snapshot": "scratch",
         "tensor_bytes": "identity",
+        "train_tokenizer": "scratch",
     },
 )

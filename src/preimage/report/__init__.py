@@ -10,6 +10,7 @@ from preimage.report.geometry import (
 from preimage.report.margins import margin_figure
 from preimage.report.printing import FORMATS, parse_formats, save_figures
 from preimage.report.spacing import spacing_figure
+from preimage.report.trajectory import trajectory_figure
 
 __all__ = [
     "FORMATS",
@@ -22,4 +23,5 @@ __all__ = [
     "quantised_figure",
     "save_figures",
     "spacing_figure",
+    "trajectory_figure",
 ]

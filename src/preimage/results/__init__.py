@@ -24,12 +24,15 @@ from preimage.results.geometry import (
 from preimage.results.inversion import Inversion, Position, Positions, Status
 from preimage.results.run_folder import RunFolder
 from preimage.results.theory import TheoryReport, Verdict
+from preimage.results.trajectory import Checkpoint, Drift, SmallestMargin, Trajectory
 
 __all__ = [
+    "Checkpoint",
     "CollidingPair",
     "CollisionAudit",
     "Continuation",
     "ContinuationScan",
+    "Drift",
     "Geometry",
     "GeometrySweep",
     "HardKind",
@@ -42,12 +45,14 @@ __all__ = [
     "Positions",
     "RunFolder",
     "Setting",
+    "SmallestMargin",
     "Spacing",
     "Status",
     "StepReport",
     "Subsets",
     "SweptGeometry",
     "TheoryReport",
+    "Trajectory",
     "Verdict",
     "dumps",
     "plain",

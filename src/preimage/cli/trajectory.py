@@ -1,0 +1,135 @@
+"""``preimage trajectory``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from preimage.cli import DONE, NOT_RECOVERED
+from preimage.cli.arguments import Device, Json, Seed
+from preimage.cli.geometry import parse_bits
+from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
+from preimage.errors import OptionError, PromptError
+from preimage.schema import SCHEMA
+
+if TYPE_CHECKING:
+    from preimage.results import Trajectory
+
+
+def trajectory(
+    family: Annotated[str, typer.Option(help="gpt2 or llama.")] = "gpt2",
+    size: Annotated[
+        str, typer.Option(help="tiny, small, medium, large, xlarge; or d_model,n_layers,n_heads.")
+    ] = "small",
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 600,
+    batch: Annotated[int, typer.Option(help="Windows a step.")] = 16,
+    window: Annotated[int, typer.Option(help="Tokens a window.")] = 128,
+    learning_rate: Annotated[float | None, typer.Option(help="The highest; default: by the width.")] = None,
+    checkpoints: Annotated[int, typer.Option(help="How many times to measure, at log-spaced steps.")] = 12,
+    probes: Annotated[int, typer.Option(help="Prompts to measure on.")] = 1000,
+    length: Annotated[int, typer.Option(help="Tokens a probe.")] = 32,
+    text: Annotated[Path | None, typer.Option(help="Train on this .txt, .jsonl or .parquet file.")] = None,
+    vocabulary: Annotated[int, typer.Option(help="Tokens of the tokenizer, which is trained first.")] = 4096,
+    bits: Annotated[str, typer.Option(help="Quantise the states to so many bits, 8,4 …; or none.")] = "none",
+    tf32: Annotated[bool, typer.Option("--tf32", help="Allow TF32 products in training, on a GPU.")] = False,
+    seed: Seed = 0,
+    device: Device = "auto",
+    out: Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")] = None,
+    json: Json = False,
+) -> int:
+    """Train a small model from scratch and watch its margins and co-Lipschitz constants as it learns."""
+    from preimage.geometry import TrajectoryOptions
+
+    options = TrajectoryOptions(
+        family=family, size=_size(size), steps=steps, batch=batch, window=window,
+        learning_rate=learning_rate, checkpoints=checkpoints, probes=probes, length=length,
+        vocabulary=vocabulary, bits=parse_bits(bits), tf32=tf32, seed=seed,
+    )  # fmt: skip
+    texts = None if text is None else _read(text)
+    import preimage
+
+    with progress_bar() as progress:
+        found = preimage.train_trajectory(options, texts=texts, out=out, device=device, progress=progress)
+    if out is not None:
+        _save_figure(found, out)
+    if json:
+        print_json({"schema": SCHEMA, "command": "trajectory", **found.to_dict()})
+    else:
+        _show(found)
+    return NOT_RECOVERED if any(at.collisions for at in found.checkpoints) else DONE
+
+
+def _size(given: str) -> str | tuple[int, ...]:
+    if "," not in given:
+        return given
+    try:
+        d_model, n_layers, n_heads = map(int, given.split(","))
+    except ValueError:
+        raise OptionError(f"--size is {given!r}.", "Give a preset, or three numbers: 256,6,4.") from None
+    return d_model, n_layers, n_heads
+
+
+def _read(path: Path) -> list[str]:
+    from preimage.prompts.files import read_file
+
+    texts = []
+    for name, prompt in read_file(path, whole=True):
+        if not isinstance(prompt, str):
+            raise PromptError(f"{name} holds token ids.", "Give text: its own tokenizer is trained on it.")
+        texts.append(prompt)
+    return texts
+
+
+def _save_figure(found: Trajectory, out: Path) -> None:
+    from preimage.report import trajectory_figure
+    from preimage.results import write_text
+
+    page = trajectory_figure({found.model["name"]: found}).to_html(include_plotlyjs=True, div_id="trajectory")
+    write_text(out / "trajectory.html", page)
+
+
+def _show(found: Trajectory) -> None:
+    columns = ["step", "loss", "held out", "margin", "at layer", "margin 1 % / norm", "last layer",
+               "co-Lipschitz 1 % / norm", "last layer", "collisions"]  # fmt: skip
+    rows = []
+    for at in found.checkpoints:
+        layer, margin = at.smallest("margin")
+        numbers = (
+            at.smallest("normalised_margin_quantile")[1], at.last.normalised_margin_quantile,
+            at.smallest("normalised_colipschitz_quantile")[1], at.last.normalised_colipschitz_quantile,
+        )  # fmt: skip
+        rows.append(
+            [
+                str(at.step),
+                "-" if at.training_loss is None else f"{at.training_loss:.3f}",
+                f"{at.held_out_loss:.3f}",
+                f"{margin:.3g}",
+                str(layer),
+                *(f"{number:.3g}" for number in numbers),
+                str(at.collisions),
+            ]
+        )
+    model, options = found.model, found.options
+    title = (
+        f"{model['name']}, {model['parameters']:,} parameters, {options['probes']} probes of "
+        f"{options['length']} tokens; smallest over the layers above 0"
+    )
+    print_table(title, columns, rows)
+    least = found.smallest
+    lines = [f"Smallest margin of all: {least.margin:.4g} at step {least.step}, layer {least.layer}."]
+    for name, title in (
+        ("normalised_margin_quantile", "normalised margin"),
+        ("normalised_colipschitz_quantile", "normalised co-Lipschitz"),
+    ):
+        drift = found.drift(name)
+        lines.append(
+            f"Drift of the {title} quantile: {_percent(drift.from_start)} from initialisation, "
+            f"{_percent(drift.second_half)} since step {drift.half_step}."
+        )
+    print_lines(*lines)
+
+
+def _percent(change: float | None) -> str:
+    return "-" if change is None else f"{100 * change:+.1f} %"
