@@ -84,7 +84,7 @@ class BlockWeights:
 class Weights:
     """``planes``: the two coordinates of a head that each rotary frequency turns; None where none does."""
 
-    embeddings: tuple[Float[Tensor, "row d_model"], ...]  # tokens, and absolute positions if any
+    embeddings: tuple[Float[Tensor, "_ d_model"], ...]  # tokens, and absolute positions if any
     blocks: tuple[BlockWeights, ...]
     final: Norm | None
     planes: Int[Tensor, "plane 2"] | None
@@ -117,7 +117,7 @@ class _Reader:
         self.known: set[int] = set()
         self.reads: list[tuple[nn.Module, tuple[Map, ...]]] = []  # modules fed by the stream, as maps
         config = model.module.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
-        self.heads = int(config.num_attention_heads)
+        self.heads = int(getattr(config, "num_attention_heads", None) or 0)
         self.groups = int(getattr(config, "num_key_value_heads", None) or self.heads)
 
     def read(self) -> BlockWeights:
@@ -142,7 +142,7 @@ class _Reader:
 
     def _attention(self) -> tuple[Map, Map, Map, Map, Norm | None, Norm | None]:
         attention = _child(self.block, _ATTENTION)
-        if attention is None:
+        if attention is None or not self.heads:
             raise _refusal(self.model, f"its attention is none of {', '.join(_ATTENTION)}")
         out = _child(attention, _OUTPUTS)
         if out is None:
@@ -275,5 +275,5 @@ def _refusal(model: LanguageModel, reason: str) -> ModelError:
     name = type(model.module).__name__
     return ModelError(
         f"The weights of {name} cannot be read: {reason}.",
-        "GPT-2, GPT-NeoX, OPT, Phi-3, Mixtral and what is laid out like Llama can.",
+        "Models laid out like Llama, GPT-2, GPT-NeoX, OPT, Phi-3 or Mixtral can be read.",
     )

@@ -77,13 +77,13 @@ def norm_of(module: nn.Module, name: str) -> Norm:
     """A norm module as gain and bias; what its weight means is found by giving it others."""
     own = {key: part.detach() for key, part in module.named_parameters()}
     weight, bias = own.get("weight"), own.get("bias")
-    x = torch.linspace(1, 2, len(weight) if weight is not None else 0, dtype=torch.float64)
-    if weight is None or set(own) - {"weight", "bias"}:
+    if weight is None or weight.ndim != 1 or set(own) - {"weight", "bias"}:
         raise _refusal(module, name)
+    x = torch.linspace(1, 2, len(weight)).to(weight)
 
     def given(gain: float) -> Tensor:
         other = {key: torch.full_like(part, gain if key == "weight" else 0.0) for key, part in own.items()}
-        result: Tensor = functional_call(module, other, (x.to(weight),))
+        result: Tensor = functional_call(module, other, (x,))
         return result
 
     offset = float(given(0.0).abs().max() > 0)

@@ -41,7 +41,7 @@ class Transform:
 
 
 def group_of(weights: Weights) -> tuple[tuple[Transform, ...], tuple[str, ...]]:
-    """The transforms to sample for a model, and a line on each that it does not allow."""
+    """The transforms to draw for a model, and a line on each that is not, and why."""
     blocks, missing = weights.blocks, []
     grouped = len(blocks[0].key.weight) < len(blocks[0].query.weight)
     normed = any(block.query_norm is not None for block in blocks)
@@ -69,6 +69,8 @@ def group_of(weights: Weights) -> tuple[tuple[Transform, ...], tuple[str, ...]]:
     gated = any(units.gate is not None for block in blocks for units in block.units)
     units = "Reordering MLP units" + (" and scaling what is gated" if gated else "")
     found.append(_keeps("units", units, permute_units))
+    if any(block.router is not None for block in blocks):
+        missing.append("reordering of experts: allowed, and not drawn")
     foldable = _foldable(weights)
     if foldable:
         found.append(_keeps("norm gains", "Folding the norms that linear maps read into them", fold_norms))

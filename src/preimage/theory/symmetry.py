@@ -25,6 +25,7 @@ from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
 from preimage.results import TheoryReport, Verdict
 from preimage.states import encode_all
+from preimage.states.layout import group_by_length
 from preimage.theory.group import Transform, group_of
 
 
@@ -83,6 +84,9 @@ def check_symmetry(
         progress(done, len(chosen), f"transforms, now {transform.name}")
         copy = double_copy(base)
         turn = transform.act(read_weights(copy), Generator().manual_seed(seed))
+        if _same_weights(base, copy):
+            missing += (f"{transform.name}: the draw changed no weight, as one head or gains of 1 make it",)
+            continue
         for layer, rows in _states(copy, ids).items():
             if layer == "final" and not transform.final:
                 continue
@@ -90,7 +94,10 @@ def check_symmetry(
             after = _pairs(_last(rows, ids), table, tolerance)
             found.append(_Found(transform, layer, _error(rows, expected), before[layer], after))
     progress(len(chosen), len(chosen), "transforms")
-    verdicts = [_stays(transform, found, seed, tolerance, apart) for transform in chosen]
+    if not found:
+        raise OptionError("None of these transforms changes a weight.", "Leave transforms out.")
+    acted = dict.fromkeys(one.transform for one in found)
+    verdicts = [_stays(transform, found, seed, tolerance, apart) for transform in acted]
     symmetric = [one for one in found if one.transform.symmetry]
     if symmetric:
         verdicts += _descend(symmetric, distance_tolerance)
@@ -110,10 +117,19 @@ def check_symmetry(
 
 
 def _states(model: DoubleModel, ids: Sequence[Sequence[int]]) -> dict[Layer, Float[Tensor, "row d"]]:
-    """States of every position of every prompt, one prompt after another."""
+    """States of every position of every prompt, one prompt after another; equally long ones run together."""
     layers: tuple[Layer, ...] = (*range(model.n_layers + 1), "final")
-    passes = [model.states(torch.tensor([row]), layers) for row in ids]
-    return {layer: torch.cat([one[layer][0] for one in passes]).cpu() for layer in layers}
+    rows: dict[Layer, list[Tensor]] = {layer: [torch.empty(0)] * len(ids) for layer in layers}
+    for group in group_by_length([len(row) for row in ids]):
+        for layer, states in model.states(torch.tensor([ids[i] for i in group.prompts]), layers).items():
+            for prompt, state in zip(group.prompts, states.cpu(), strict=True):
+                rows[layer][prompt] = state
+    return {layer: torch.cat(found) for layer, found in rows.items()}
+
+
+def _same_weights(one: DoubleModel, other: DoubleModel) -> bool:
+    pairs = zip(one.module.parameters(), other.module.parameters(), strict=True)
+    return all(torch.equal(first, second) for first, second in pairs)
 
 
 def _last(rows: Float[Tensor, "row d"], ids: Sequence[Sequence[int]]) -> Float[Tensor, "prompt d"]:
@@ -154,8 +170,7 @@ def _descend(found: Sequence[_Found], tolerance: float) -> list[Verdict]:
     margin = max(_change(one.before.margin, one.after.margin) for one in found)
     ratio = max(_change(one.before.colipschitz, one.after.colipschitz) for one in found)
     moved = sum(int((one.before.colliding != one.after.colliding).sum()) // 2 for one in found)
-    inside = {one.layer: _count(one.before) for one in found}
-    where = ", ".join(f"{count} at layer {layer}" for layer, count in inside.items() if count)
+    inside = {one.layer: _count(one.before) > 0 for one in found}
     return [
         Verdict(
             "Separation margins are the same on the orbit", margin <= tolerance, margin, tolerance, _PAIRS
@@ -168,8 +183,8 @@ def _descend(found: Sequence[_Found], tolerance: float) -> list[Verdict]:
             moved == 0,
             float(moved),
             0.0,
-            f"Colliding pairs among these prompts: {where}."
-            if where
+            f"Some pairs of these prompts collide, at {sum(inside.values())} of {len(inside)} layers."
+            if any(inside.values())
             else "No pair of these prompts collides at any layer, so that only staying outside was seen.",
         ),
     ]
