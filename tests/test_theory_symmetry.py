@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,15 @@ APART = [random_ids(11, seed) for seed in range(6)]
 # The constant prompts collide at every layer where positions enter through attention alone.
 PROMPTS = [*APART, [5] * 4, [5] * 7]
 MARGINS, RATIOS, DISCRIMINANT = -3, -2, -1
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Matrices of 32 rows gain nothing from threads, and lose much where the processor is shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def generic(name: str, **changes: object) -> LanguageModel:
@@ -343,6 +353,14 @@ def test_a_control_that_is_a_symmetry_is_caught() -> None:
     assert len(undecided) == 1  # nothing is said of margins where nothing was said to be a symmetry
     assert undecided[0].holds is None
     assert says(model, hardly).verdicts[0].holds is False
+
+
+def test_states_that_are_not_numbers_are_no_agreement() -> None:
+    def broken(weights: Weights, random: Generator) -> None:
+        weights.blocks[1].output.weight.fill_(float("nan"))
+
+    report = says(generic("llama"), broken)  # layers 0 and 1 agree to the bit, and come first
+    assert [report.verdicts[i].holds for i in (0, MARGINS, RATIOS)] == [False] * 3
 
 
 def test_margins_are_looked_at_on_their_own() -> None:

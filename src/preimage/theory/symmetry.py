@@ -7,6 +7,7 @@ float64 copies; the model that is given is never changed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +28,8 @@ from preimage.results import TheoryReport, Verdict
 from preimage.states import encode_all
 from preimage.states.layout import group_by_length
 from preimage.theory.group import Transform, group_of
+
+_PAIRS = "Over pairs of the given prompts that do not collide, at their last positions."
 
 
 class _Pairs(NamedTuple):
@@ -140,7 +143,7 @@ def _last(rows: Float[Tensor, "row d"], ids: Sequence[Sequence[int]]) -> Float[T
 def _error(rows: Float[Tensor, "row d"], expected: Float[Tensor, "row d"]) -> float:
     """The largest |F - F'| / |F|; a state of length 0, such as a padding token's, has to stay 0."""
     scale = norms(expected).clamp_min(torch.finfo(torch.float64).tiny)
-    return float((row_distances(rows, expected) / scale).max())
+    return _finite(float((row_distances(rows, expected) / scale).max()))
 
 
 def _pairs(last: Float[Tensor, "prompt d"], table: Tensor, tolerance: float) -> _Pairs:
@@ -190,13 +193,15 @@ def _descend(found: Sequence[_Found], tolerance: float) -> list[Verdict]:
     ]
 
 
-_PAIRS = "Over pairs of the given prompts that do not collide, at their last positions."
-
-
 def _change(before: float | None, after: float | None) -> float:
     if before is None or after is None:
-        return 0.0 if before == after else float("inf")
-    return abs(after - before) / before
+        return 0.0 if before == after else math.inf
+    return _finite(abs(after - before) / before)
+
+
+def _finite(value: float) -> float:
+    """NaN as infinity: ``max`` would lose it, and with it what went wrong."""
+    return value if math.isfinite(value) else math.inf
 
 
 def _count(pairs: _Pairs) -> int:
