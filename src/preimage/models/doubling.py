@@ -1,0 +1,71 @@
+"""A copy of a model that computes in float64 from end to end.
+
+A transformers module cast to float64 is not enough: its norms, rotary positions and eager softmax name
+float32 and round to seven digits in every block. The copy here reads float64 wherever they say float32.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from preimage.errors import ModelError
+from preimage.layers import Layer
+from preimage.models.language_model import LanguageModel
+
+
+class DoubleModel(LanguageModel):
+    """The layer maps F^l in float64; numbers differ from plain transformers by its float32 rounding."""
+
+    def run(
+        self,
+        ids: Int[Tensor, "batch position"] | None = None,
+        *,
+        layers: Sequence[Layer],
+        embeddings: Float[Tensor, "batch position d_embedding"] | None = None,
+        cache: Any = None,
+    ) -> dict[Layer, Float[Tensor, "batch position d_model"]]:
+        """States at ``layers``, no step of them in float32."""
+        with _NoSingle():
+            return super().run(ids, layers=layers, embeddings=embeddings, cache=cache)
+
+
+def double_copy(model: LanguageModel) -> DoubleModel:
+    """A float64 copy of a model's backbone; the model itself is not touched. Cost: its weights once more."""
+    backbone = model.anatomy.backbone
+    for name, parameter in backbone.named_parameters():
+        if not parameter.is_floating_point():
+            raise ModelError(
+                f"{name} of {model.name} is stored as {parameter.dtype} and has no float64 copy.",
+                "Load the model without quantisation.",
+            )
+    module = copy.deepcopy(backbone).to(torch.float64).requires_grad_(False)
+    if hasattr(module, "set_experts_implementation"):
+        module.set_experts_implementation("eager")  # type: ignore[operator]  # grouped products know no float64
+    return DoubleModel(module, model.tokenizer, name=model.name, revision=model.revision)
+
+
+class _NoSingle(TorchFunctionMode):
+    """Reads float64 wherever a torch call names float32."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is Tensor.float:
+            return args[0].double()
+        named = {name: _double(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_double, args), **named)
+
+
+def _double(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
