@@ -39,6 +39,8 @@ class Structure:
         self._same: list[int] = same_rows(model.embedding_table).tolist()
         self._positions = absolute_positions(model)
         self._linear = linear_biases(model)
+        layers: list[Layer] = [*range(model.n_layers + 1), "final"]
+        self._reach = {layer: model.receptive_field(layer) for layer in layers}
 
     def key(self, ids: Ids, layer: Layer) -> Hashable:
         """Prompts with equal keys have the same state at the layer, for all parameters."""
@@ -47,8 +49,8 @@ class Structure:
             return len(ids), seen
         if len(set(seen)) == 1:
             return seen[:1]
-        window = self._model.receptive_field(1)
-        if window is not None and self._model.receptive_field(layer) is not None:
+        window = self._reach[1]
+        if window is not None and self._reach[layer] is not None:
             return _shortened(seen, window - 1)
         return _word(seen) if layer == 1 and self._linear else seen
 
@@ -65,7 +67,7 @@ class Structure:
                 return SAME_LAST_TOKEN
             if len({*one, *other}) == 1:
                 return CONSTANT
-            if self._model.receptive_field(layer) is None:
+            if self._reach[layer] is None:
                 return SAME_WORD
             seen = self._seen(first, layer)
             same = len(set(seen)) == 1 or seen == self._seen(second, layer)
@@ -76,8 +78,7 @@ class Structure:
 
     def _seen(self, ids: Ids, layer: Layer) -> tuple[int, ...]:
         """The tokens a state can depend on, equal ones under one name."""
-        reach = self._model.receptive_field(layer)
-        return tuple(self._same[token] for token in ids[-(reach or len(ids)) :])
+        return tuple(self._same[token] for token in ids[-(self._reach[layer] or len(ids)) :])
 
 
 def same_text(model: LanguageModel, first: Ids, second: Ids) -> bool:

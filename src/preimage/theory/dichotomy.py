@@ -6,6 +6,7 @@ a witness, and one witness is enough; a pair that no draw separates collides str
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
@@ -24,7 +25,7 @@ from preimage.theory.witnesses import Separation, measure_separation
 
 _MOST = 640  # prompts; all pairs of a layer are held at once
 _CLEAR = 1000.0  # bounds between rounding and the nearest separated pair
-_SHOWN = 6  # prompts of a class, pairs of a family
+_SHOWN = 6  # prompts of a class
 
 
 def check_dichotomy(
@@ -144,21 +145,16 @@ class _Named:
             families.setdefault(self.name(pair, found.layer), []).append(pair)
         return dict(sorted(families.items()))
 
-    def missed(self, found: Separation) -> int:
-        """Pairs that a known reason says must collide and some draw separates."""
-        groups: dict[Any, int] = {}
-        for ids in self.ids:
-            key = self._structure.key(ids, found.layer)
-            groups[key] = groups.get(key, 0) + 1
-        predicted = sum(size * (size - 1) // 2 for size in groups.values())
-        named = sum(len(pairs) for name, pairs in self.families(found).items() if name != UNNAMED)
-        return predicted - named
+    def predicted(self, layer: Layer) -> int:
+        """How many pairs a known reason says must collide."""
+        keys = Counter(self._structure.key(ids, layer) for ids in self.ids)
+        return sum(size * (size - 1) // 2 for size in keys.values())
 
     def classes(self, found: Separation) -> list[dict[str, Any]]:
         """The classes of prompts that no draw tells apart, those with one description together."""
         together: dict[tuple[str, str], list[list[int]]] = {}
-        for members in classes(len(self.ids), found.structural):
-            words = describe([self.ids[place] for place in members], self.ids)
+        groups = classes(len(self.ids), found.structural)
+        for members, words in zip(groups, describe(groups, self.ids), strict=True):
             reasons = {self.name((members[0], other), found.layer) for other in members[1:]}
             together.setdefault((words, ", ".join(sorted(reasons))), []).append(members)
         return [
@@ -166,11 +162,11 @@ class _Named:
                 "layer": found.layer,
                 "description": words,
                 "known_as": reasons,
-                "classes": len(groups),
-                "prompts": sum(map(len, groups)),
-                "example": [list(self.ids[place]) for place in groups[0][:_SHOWN]],
+                "classes": len(same),
+                "prompts": sum(map(len, same)),
+                "example": [list(self.ids[place]) for place in same[0][:_SHOWN]],
             }
-            for (words, reasons), groups in together.items()
+            for (words, reasons), same in together.items()
         ]
 
 
@@ -184,7 +180,7 @@ def _report(
     rows, families, unnamed = [], [], []
     for found in measured:
         reasons = named.families(found)
-        structural = sum(map(len, reasons.values()))
+        structural, nameless = len(found.structural), len(reasons.get(UNNAMED, []))
         rows.append(
             {
                 "layer": found.layer,
@@ -196,8 +192,8 @@ def _report(
                 "nearest_separated": _extreme(found, structural=False),
                 "shape_noise": found.shape_noise,
                 "disputed": len(found.disputed),
-                "missed": named.missed(found),
-                "unnamed": len(reasons.get(UNNAMED, [])),
+                "missed": named.predicted(found.layer) - (structural - nameless),
+                "unnamed": nameless,
             }
         )
         for reason, pairs in reasons.items():

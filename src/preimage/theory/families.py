@@ -7,6 +7,7 @@ at one length. The hypotheses know nothing of the model.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 UNNAMED = "unnamed"
@@ -31,14 +32,17 @@ def classes(count: int, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def describe(members: Sequence[Ids], universe: Sequence[Ids]) -> str:
-    """What the members of a class share and no other prompt does; "unnamed" where no hypothesis fits."""
-    wanted = set(members)
-    for words, key in _hypotheses(max(map(len, universe))):
-        shared = key(members[0])
-        if {ids for ids in universe if key(ids) == shared} == wanted:
-            return words
-    return UNNAMED
+def describe(groups: Sequence[Sequence[int]], prompts: Sequence[Ids]) -> list[str]:
+    """What the prompts of each class share and no other prompt does; "unnamed" where no hypothesis fits."""
+    found = [UNNAMED] * len(groups)
+    for words, key in _hypotheses(max(map(len, prompts))):
+        keys = [key(ids) for ids in prompts]
+        sizes = Counter(keys)
+        for number, members in enumerate(groups):
+            shared = {keys[place] for place in members}
+            if found[number] == UNNAMED and len(shared) == 1 and sizes[shared.pop()] == len(members):
+                found[number] = words
+    return found
 
 
 def _hypotheses(longest: int) -> Iterator[tuple[str, Callable[[Ids], Hashable]]]:

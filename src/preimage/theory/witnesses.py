@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -46,7 +47,7 @@ class Separation:
     bound: float
     shape_noise: float | None
 
-    @property
+    @cached_property
     def structural(self) -> list[tuple[int, int]]:
         """Pairs that no draw separates."""
         return _pairs(self.farthest <= self.bound)
