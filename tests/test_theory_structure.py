@@ -116,16 +116,19 @@ def test_tied_matrices_stay_tied(name: str) -> None:
     assert drawn.unembedding.data_ptr() == drawn.anatomy.embedding.weight.data_ptr()  # type: ignore[union-attr,operator]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("gpt2", "opt")])
 def test_nothing_is_rounded_to_float32_on_the_way(name: str) -> None:
-    """Constant prompts show it: float64 leaves 1e-15, one float32 anywhere leaves 1e-8."""
+    """Constant prompts show it: float64 leaves 1e-15, a float32 anywhere on the way about 1e-8."""
     drawn = random_parameters(tiny(name))
-    ids = random_ids(9)
-    alone = drawn.states(torch.tensor([ids[:5]]), (3, "final"))
-    longer = drawn.states(torch.tensor([ids]), (3, "final"))
-    for layer, states in alone.items():
-        noise = row_distances(states[0, 4], longer[layer][0, 4]) / norms(states[0, 4])
-        assert float(noise) < 1e-14
+    layers: tuple[Layer, ...] = (1, 2, 3, "final")
+    noise = 0.0
+    for token in range(1, 9):
+        short = drawn.states(torch.tensor([[token] * 2]), layers)
+        longer = drawn.states(torch.tensor([[token] * 13]), layers)
+        for layer, states in short.items():
+            away = row_distances(states[0, -1], longer[layer][0, -1]) / norms(states[0, -1])
+            noise = max(noise, float(away))
+    assert 0 < noise < 1e-14
 
 
 def test_the_same_parameters_in_plain_transformers_are_the_same_map_but_rounded() -> None:
@@ -167,7 +170,7 @@ def test_rotary_without_bos_has_both_families() -> None:
 
 
 def test_rotary_with_bos_has_none_above_layer_0() -> None:
-    report = search_structure(tiny("llama"), bos=1)
+    report = search_structure(tiny("llama"), vocabulary=2, bos=1)
     assert {row["layer"] for row in report.tables["classes"]} == {0}
     assert holds(report) == [False, True, True, True, True, True, True]
     assert all(row["example"][0][0] == 1 for row in report.tables["classes"])
@@ -175,26 +178,26 @@ def test_rotary_with_bos_has_none_above_layer_0() -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_learned_positions_have_none_but_layer_0_at_one_length(name: str) -> None:
-    report = search_structure(tiny(name))
+    report = search_structure(tiny(name), vocabulary=2)
     assert found(report, 0) == {"the same last token, and the same length": SAME_LAST_TOKEN}
     assert {row["layer"] for row in report.tables["classes"]} == {0}
     assert holds(report)[ABOVE:] == [True] * 6
-    assert search_structure(tiny(name), layers="1-3").holds  # every verdict, the first included
+    assert search_structure(tiny(name), vocabulary=2, layers="1-3").holds  # every verdict, the first included
 
 
 @pytest.mark.parametrize("name", ALIBI)
 def test_alibi_adds_repeated_words_at_layer_1(name: str) -> None:
-    report = search_structure(alibi(name))
+    report = search_structure(alibi(name), vocabulary=2)
     assert found(report, 0) == {"the same last token": SAME_LAST_TOKEN}
     assert found(report, 1) == {"one token repeated": CONSTANT, "one word repeated": SAME_WORD}
     for layer in (2, 3, "final"):
         assert found(report, layer) == {"one token repeated": CONSTANT}
     assert holds(report)[AGREE:] == [True] * 5
-    assert search_structure(alibi(name), bos=1, layers="1-3").holds
+    assert search_structure(alibi(name), vocabulary=2, bos=1, layers="1-3").holds
 
 
 def test_sliding_windows_hide_what_lies_behind_them() -> None:
-    report = search_structure(preimage.load(build("mistral", sliding_window=2)), bos=40)
+    report = search_structure(preimage.load(build("mistral", sliding_window=2)), vocabulary=2, bos=40)
     assert found(report, 1) == {"the same last 2 tokens": SAME_WINDOW}
     assert found(report, 2) == {"the same last 3 tokens": SAME_WINDOW}
     assert found(report, 3) == {}  # sees 4 tokens and the BOS before the longest prompt's four
@@ -202,7 +205,7 @@ def test_sliding_windows_hide_what_lies_behind_them() -> None:
 
 
 def test_a_full_block_above_a_window_sees_everything() -> None:
-    report = search_structure(preimage.load(build("gemma2", sliding_window=2)), bos=40)
+    report = search_structure(preimage.load(build("gemma2", sliding_window=2)), vocabulary=2, bos=40)
     assert found(report, 1) == {"the same last 2 tokens": SAME_WINDOW}
     assert found(report, 2) == {}
     assert holds(report)[AGREE:] == [True] * 5
