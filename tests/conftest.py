@@ -20,6 +20,7 @@ ROOMS = (
     "report",
     "results",
     "states",
+    "theory",
 )
 install_import_hook([f"preimage.{room}" for room in ROOMS], "beartype.beartype")
 

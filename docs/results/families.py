@@ -1,4 +1,4 @@
-"""GPT-2 and Llama from scratch on the same text, three sizes each, several seeds; one json document into a file.
+"""GPT-2 and Llama from scratch on the same text, three sizes each; one json document into a file.
 
     python docs/results/families.py OUT.json [--sizes small,medium,large] [--seeds 0,1,2] [--steps 1000]
 

@@ -20,6 +20,23 @@ from preimage.layers import Layer
 from preimage.models.language_model import LanguageModel
 
 
+class Float64Throughout(TorchFunctionMode):
+    """While it is entered, whatever asks torch for float32 gets float64."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run ``func`` with float64 in the place of float32."""
+        if func is Tensor.float:
+            func = Tensor.double
+        named = {name: _double(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_double, args), **named)
+
+
 class DoubleModel(LanguageModel):
     """The layer maps F^l in float64; numbers differ from plain transformers by its float32 rounding."""
 
@@ -32,7 +49,7 @@ class DoubleModel(LanguageModel):
         cache: Any = None,
     ) -> dict[Layer, Float[Tensor, "batch position d_model"]]:
         """States at ``layers``, no step of them in float32."""
-        with _NoSingle():
+        with Float64Throughout():
             return super().run(ids, layers=layers, embeddings=embeddings, cache=cache)
 
 
@@ -49,22 +66,6 @@ def double_copy(model: LanguageModel) -> DoubleModel:
     if hasattr(module, "set_experts_implementation"):
         module.set_experts_implementation("eager")  # type: ignore[operator]  # grouped products know no float64
     return DoubleModel(module, model.tokenizer, name=model.name, revision=model.revision)
-
-
-class _NoSingle(TorchFunctionMode):
-    """Reads float64 wherever a torch call names float32."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func is Tensor.float:
-            return args[0].double()
-        named = {name: _double(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_double, args), **named)
 
 
 def _double(value: Any) -> Any:
