@@ -17,10 +17,8 @@ class PromptDistances:
         self.lengths = torch.tensor([len(row) for row in ids], device=device)
         self.name = "hamming" if len(set(self.lengths.tolist())) == 1 else "levenshtein"
         self.largest = int(self.lengths.max())
-        padded = torch.full((len(ids), self.largest), -1, dtype=torch.int32)
-        for row, tokens in enumerate(ids):
-            padded[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-        self._ids = padded.to(device)
+        padded = [[*row, *[-1] * (self.largest - len(row))] for row in ids]
+        self._ids = torch.tensor(padded, dtype=torch.int32, device=device)
 
     def subset(self, rows: Int[Tensor, " row"]) -> PromptDistances:
         """Those of some of the prompts, by the same measure."""
