@@ -352,7 +352,8 @@ def test_figures_show_what_was_measured() -> None:
     assert len(fourth.data) == 12
     fifth = near_collision_figure(shape)
     assert len(fifth.data) == 3
-    assert fifth.data[0].z[0][0] == shape.layers[0].near_collisions["0.01"]
+    share = shape.quantised[4].layers[0].near_collisions["0.01"]
+    assert fifth.data[2].z[0][0] == pytest.approx(math.log10(share))
     second = length_figure({"llama": {6: shape, 12: shape}})
     alpha = shape.layers["final"].normalised_colipschitz_quantile
     assert list(second.data[2].y) == pytest.approx([6 * alpha, 12 * alpha])

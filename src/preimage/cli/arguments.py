@@ -29,6 +29,7 @@ Source = Annotated[
 Count = Annotated[int | None, typer.Option(help="Use so many prompts of --prompts.")]
 Length = Annotated[int | None, typer.Option(help="Cut --prompts into windows of so many tokens.")]
 Seed = Annotated[int, typer.Option(help="Seed of every random choice; stored in the result.")]
+Figures = Annotated[str, typer.Option(help="Form of the figures of --out: html, svg, pdf, or several.")]
 Proposers = Annotated[
     str | None, typer.Option(help="Of lens, codebook, prior, gradient; default: the best there is.")
 ]

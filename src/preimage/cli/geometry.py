@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from preimage.cli.arguments import Bos, Count, Device, Json, Seed, Source, Texts, many_prompts
+from preimage.cli.arguments import Bos, Count, Device, Figures, Json, Seed, Source, Texts, many_prompts
 from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
 from preimage.errors import OptionError
 from preimage.manifest import read_manifest
@@ -45,7 +45,7 @@ def geometry(
     quantile: Annotated[float, typer.Option(help="Of the prompts' own margins and ratios.")] = 0.01,
     subsets: Annotated[int, typer.Option(help="Random tenths of the prompts for intervals; 0: none.")] = 20,
     out: Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")] = None,
-    figures: Annotated[str, typer.Option(help="With --out: html, svg, pdf, or several.")] = "html",
+    figures: Figures = "html",
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16, float16; or several.")] = "float32",
     device: Device = "auto",
     json: Json = False,

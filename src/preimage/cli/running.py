@@ -20,7 +20,15 @@ def run(argv: list[str]) -> int:
     as_json = "--json" in argv
     argv = argv or ["--help"]
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    for noisy in ("httpx", "httpx2", "transformers", "filelock", "urllib3", "datasets"):
+    for noisy in (
+        "httpx",
+        "httpx2",
+        "transformers",
+        "filelock",
+        "urllib3",
+        "datasets",
+        "torch.utils._pytree",
+    ):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     try:
         code = app(args=argv, prog_name="preimage", standalone_mode=False)

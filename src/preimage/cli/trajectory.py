@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from preimage.cli import DONE, NOT_RECOVERED
-from preimage.cli.arguments import Device, Json, Seed
+from preimage.cli.arguments import Device, Figures, Json, Seed
 from preimage.cli.geometry import parse_bits
 from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
 from preimage.errors import OptionError, PromptError
@@ -37,6 +37,7 @@ def trajectory(
     seed: Seed = 0,
     device: Device = "auto",
     out: Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")] = None,
+    figures: Figures = "html",
     json: Json = False,
 ) -> int:
     """Train a small model from scratch and watch its margins and co-Lipschitz constants as it learns."""
@@ -49,11 +50,14 @@ def trajectory(
     )  # fmt: skip
     texts = None if text is None else _read(text)
     import preimage
+    from preimage.report import parse_formats, save_figures, trajectory_figure
+
+    formats = parse_formats(figures)
 
     with progress_bar() as progress:
         found = preimage.train_trajectory(options, texts=texts, out=out, device=device, progress=progress)
     if out is not None:
-        _save_figure(found, out)
+        save_figures({"trajectory": trajectory_figure({found.model["name"]: found})}, out, formats)
     if json:
         print_json({"schema": SCHEMA, "command": "trajectory", **found.to_dict()})
     else:
@@ -80,14 +84,6 @@ def _read(path: Path) -> list[str]:
             raise PromptError(f"{name} holds token ids.", "Give text: its own tokenizer is trained on it.")
         texts.append(prompt)
     return texts
-
-
-def _save_figure(found: Trajectory, out: Path) -> None:
-    from preimage.report import trajectory_figure
-    from preimage.results import write_text
-
-    page = trajectory_figure({found.model["name"]: found}).to_html(include_plotlyjs=True, div_id="trajectory")
-    write_text(out / "trajectory.html", page)
 
 
 def _show(found: Trajectory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import plotly.graph_objects as go
@@ -95,7 +96,7 @@ def quantised_figure(shape: Geometry) -> go.Figure:
 
 
 def near_collision_figure(shape: Geometry) -> go.Figure:
-    """Figure 5: shares of near-collisions by layer and eps, full precision and fewer bits."""
+    """Figure 5: shares of near-collisions by layer and eps, full precision and fewer bits; blank: none."""
     sets = shape.sets
     figure = make_subplots(rows=len(sets), cols=1, subplot_titles=list(sets), shared_xaxes=True)
     for row, layers in enumerate(sets.values(), start=1):
@@ -104,14 +105,14 @@ def near_collision_figure(shape: Geometry) -> go.Figure:
         figure.add_heatmap(
             x=[str(layer) for layer in layers],
             y=eps,
-            z=[[one.near_collisions[e] for one in found] for e in eps],
+            z=[[math.log10(one.near_collisions[e] or math.nan) for one in found] for e in eps],
             coloraxis="coloraxis",
             row=row,
             col=1,
         )
     figure.update_yaxes(type="category", title="eps")
     figure.update_xaxes(type="category")
-    figure.update_layout(coloraxis={"colorscale": "Viridis", "colorbar": {"title": "share of pairs"}})
+    figure.update_layout(coloraxis={"colorscale": "Viridis", "colorbar": {"title": "log10 share"}})
     return _styled(figure, "Near-collisions: D <= eps")
 
 

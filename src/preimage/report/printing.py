@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def save_figures(figures: Mapping[str, go.Figure], folder: Path, formats: Sequen
 
 def _printed(figure: go.Figure, kind: str) -> bytes:
     """By kaleido, which draws in a browser."""
+    logging.getLogger("choreographer").setLevel(logging.CRITICAL)  # it logs what it recovers from
     try:
         image: bytes = figure.to_image(format=kind, width=1200, height=500)
     except Exception as error:  # kaleido, its browser and plotly each have their own
