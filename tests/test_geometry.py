@@ -42,6 +42,12 @@ def edits(one: Sequence[int], other: Sequence[int]) -> int:
     return row[-1]
 
 
+def table(prompts: PromptDistances) -> Tensor:
+    """The distances of all pairs."""
+    every = torch.arange(len(prompts.lengths))
+    return prompts.of(every.repeat_interleave(len(every)), every.repeat(len(every))).view(len(every), -1)
+
+
 prompt_sets = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=9), min_size=2, max_size=12)
 
 
@@ -51,13 +57,28 @@ def test_prompt_distances_are_exact(ids: list[list[int]]) -> None:
     prompts = PromptDistances(ids)
     equal = len({len(row) for row in ids}) == 1
     assert prompts.name == ("hamming" if equal else "levenshtein")
+    apart = table(prompts)
     every = torch.arange(len(ids))
-    table = prompts.table(every, every)
+    least = prompts.at_least(every, every)
+    assert bool((least <= apart).all())
     for i, one in enumerate(ids):
         for j, other in enumerate(ids):
             true = sum(a != b for a, b in zip(one, other, strict=True)) if equal else edits(one, other)
-            assert int(table[i, j]) == true
-            assert int(prompts.of(every[i : i + 1], every[j : j + 1])) == true
+            assert int(apart[i, j]) == true
+
+
+def test_lower_bounds_are_near_the_distances() -> None:
+    """Of prompts with many tokens, few share a bucket by chance."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 49152, (60, 32), generator=generator)
+    ids[1::2, :20] = ids[::2, :20]  # pairs that share the first 20 tokens
+    for lengths in ([32] * 60, [int(n) for n in torch.randint(24, 33, (60,), generator=generator)]):
+        prompts = PromptDistances([row[:n].tolist() for row, n in zip(ids, lengths, strict=True)])
+        every = torch.arange(60)
+        least, apart = prompts.at_least(every, every), table(prompts)
+        assert bool((least <= apart).all())
+        assert float((apart - least).mean()) < 2.5
+        assert int(least[0, 1]) <= 12
 
 
 # --- ratios -----------------------------------------------------------------------------------
@@ -89,9 +110,8 @@ def states_and_prompts(draw: st.DrawFn) -> tuple[Tensor, list[list[int]]]:
 def test_ratios_agree_with_the_definition(given_: tuple[Tensor, list[list[int]]]) -> None:
     x, ids = given_
     prompts = PromptDistances(ids)
-    every = torch.arange(len(x))
     away = row_distances(x[:, None], x[None]).fill_diagonal_(torch.inf)
-    ratio = away / prompts.table(every, every).clamp_min(1)
+    ratio = away / table(prompts).clamp_min(1)
     found = measure_ratios(PairScan(x), prompts)
     assert torch.equal(found.smallest, ratio.amin(dim=1))
     assert torch.equal(found.first, away.amin(dim=1))
@@ -119,9 +139,8 @@ def test_many_rows_take_few_certified_pairs(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(PairScan, "within_each", counting)
     found = measure_ratios(scan, prompts)
-    every = torch.arange(1500)
     away = row_distances(x[:, None], x[None]).fill_diagonal_(torch.inf)
-    expected = (away / prompts.table(every, every).clamp_min(1)).amin(dim=1)
+    expected = (away / table(prompts).clamp_min(1)).amin(dim=1)
     assert torch.equal(found.smallest, expected)
     assert seen < 0.1 * 1500**2
 
@@ -190,8 +209,7 @@ def test_every_quantity_is_its_definition() -> None:
     assert shape.prompt_distance == "hamming"
     assert set(shape.quantised) == {8, 4}
     prompts = PromptDistances(states.token_ids or [])
-    every = torch.arange(len(states))
-    apart = prompts.table(every, every)
+    apart = table(prompts)
     for layer, found in shape.layers.items():
         check(found, states.last(layer), apart, 6)
         for bits, other in shape.quantised.items():

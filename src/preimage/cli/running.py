@@ -14,6 +14,8 @@ from preimage.cli.app import app
 from preimage.cli.terminal import print_json, printable
 from preimage.errors import PreimageError
 
+_NOISY = ("httpx", "httpx2", "transformers", "filelock", "urllib3", "datasets")
+
 
 def run(argv: list[str]) -> int:
     """Run the command in ``argv``; nothing but the documented exit codes comes back."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from functools import cached_property
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
+
+from preimage.distances import products
+
+_WIDTH = 1024  # buckets that tokens are hashed to
 
 
 class PromptDistances:
@@ -23,6 +28,7 @@ class PromptDistances:
     def subset(self, rows: Int[Tensor, " row"]) -> PromptDistances:
         """Those of some of the prompts, by the same measure."""
         some = copy(self)
+        some.__dict__.pop("_shared", None)
         some._ids, some.lengths = self._ids[rows], self.lengths[rows]
         return some
 
@@ -33,15 +39,33 @@ class PromptDistances:
             return (one != other).sum(dim=1)
         return _levenshtein(one, other, self.lengths[first], self.lengths[second])
 
-    def table(self, rows: Int[Tensor, " row"], columns: Int[Tensor, " column"]) -> Int[Tensor, "row column"]:
-        """The distances of every row to every column."""
+    def at_least(
+        self, rows: Int[Tensor, " row"], columns: Int[Tensor, " column"]
+    ) -> Float[Tensor, "row column"]:
+        """Whole numbers that the distances of every row to every column are not below, by one product.
+
+        At most as many tokens stay in their place, or are kept at all, as two prompts have in common; hashed
+        tokens have no fewer in common. For edits that is the sum over buckets of min(a, b) <= sqrt(a b),
+        where a and b count each prompt's tokens of the bucket.
+        """
+        with products("ieee"):
+            common = self._shared[rows] @ self._shared[columns].T
+        long = torch.maximum(self.lengths[rows][:, None], self.lengths[columns][None])
+        short = torch.minimum(self.lengths[rows][:, None], self.lengths[columns][None])
+        least = (long - common - 1e-3 * (1 + common)).ceil()
+        return torch.maximum(least, (long - short).to(least.dtype))
+
+    @cached_property
+    def _shared(self) -> Float[Tensor, "prompt bucket"]:
+        """What :meth:`at_least` multiplies: tokens by place and bucket, or roots of counts by bucket."""
+        count, places = self._ids.shape
+        each = max(8, _WIDTH // places) if self.name == "hamming" else _WIDTH
+        bucket = self._ids.long() * 2654435761 % 2**32 * each // 2**32  # multiplicative hashing
         if self.name == "hamming":
-            found = torch.zeros(len(rows), len(columns), dtype=torch.int16, device=self._ids.device)
-            for one, other in zip(self._ids[rows].T, self._ids[columns].T, strict=True):
-                found += one[:, None] != other[None, :]
-            return found.long()
-        first = rows.repeat_interleave(len(columns))
-        return self.of(first, columns.repeat(len(rows))).view(len(rows), len(columns))
+            bucket += torch.arange(places, device=bucket.device) * each
+            return torch.zeros(count, places * each, device=bucket.device).scatter_(1, bucket, 1.0)
+        known = (self._ids >= 0).float()
+        return torch.zeros(count, each, device=bucket.device).scatter_add_(1, bucket, known).sqrt_()
 
 
 def _levenshtein(

@@ -55,7 +55,7 @@ def measure_ratios(scan: PairScan, prompts: PromptDistances) -> Ratios:
 
 
 def largest_ratio(scan: PairScan, prompts: PromptDistances, x: Float[Tensor, "row d"]) -> float:
-    """The largest D/d of all pairs: bounds for every pair, the few that can be the largest certified."""
+    """The largest D/d of all pairs: bounds of both for every pair, the few that can be it certified."""
     every = torch.arange(len(x), device=x.device)
     place = torch.searchsorted(scan.firsts, scan.same)  # of each row among those that differ
     best = 0.0
@@ -64,12 +64,15 @@ def largest_ratio(scan: PairScan, prompts: PromptDistances, x: Float[Tensor, "ro
     for rows in every.split(_TOGETHER.get(x.device.type, _TOGETHER["cpu"])):
         highest = scan.upper_bounds(place[rows])[:, place]
         highest[place[rows][:, None] == place[None, :]] = 0.0
-        highest /= prompts.table(rows, every).clamp_min(1)
-        for at_least in (float(highest.max()), 0.0):  # the most promising first: it excludes the others
-            i, j = (highest > max(at_least * (1 - 1e-12), best)).nonzero().T
-            for first, second in zip(rows[i].split(_CERTIFIED), j.split(_CERTIFIED), strict=True):
-                apart = row_distances(x[first], x[second]) / prompts.of(first, second).clamp_min(1)
-                best = max([best, *apart.tolist()])
+        bounds = highest / prompts.at_least(rows, every).clamp_min_(1)
+        for at_least in (float(bounds.max()), 0.0):  # the most promising first: it excludes the others
+            i, j = (bounds > max(at_least * (1 - 1e-12), best)).nonzero().T
+            for first, second in zip(i.split(_CERTIFIED), j.split(_CERTIFIED), strict=True):
+                apart = prompts.of(rows[first], second).clamp_min(1)
+                left = highest[first, second] / apart > best
+                if bool(left.any()):
+                    one, other = rows[first[left]], second[left]
+                    best = max(best, float((row_distances(x[one], x[other]) / apart[left]).max()))
     return best
 
 

@@ -79,8 +79,9 @@ def check_symmetry(
     known, missing = group_of(weights)
     chosen = tuple(known if transforms is None else transforms)
     reference = _states(base, ids)
+    every = torch.arange(len(ids))
     between = PromptDistances(ids)
-    table = between.table(torch.arange(len(ids)), torch.arange(len(ids)))
+    table = between.of(every.repeat_interleave(len(ids)), every.repeat(len(ids))).view(len(ids), -1)
     before = {layer: _pairs(_last(rows, ids), table, tolerance) for layer, rows in reference.items()}
     found: list[_Found] = []
     for done, transform in enumerate(chosen):
