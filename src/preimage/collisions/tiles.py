@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from preimage.distances import Screen, Tile, TileFound
-from preimage.errors import RunFolderError
+from preimage.results import write_tensors
 
 
 class KeptTiles:
@@ -67,13 +67,4 @@ def _save(path: Path, found: TileFound) -> None:
         bins = found.counts.nonzero().flatten()
         size = torch.tensor(len(found.counts))
         tensors |= {"bins": bins, "often": found.counts[bins], "size": size}
-    temporary = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
-        temporary.replace(path)
-    except OSError as error:
-        raise RunFolderError(
-            f"{path} cannot be written: {error.strerror}.",
-            "Make room and rerun the same command: it continues.",
-        ) from error
+    write_tensors(path, tensors)

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from preimage.distances import products
@@ -24,6 +22,7 @@ from preimage.errors import OptionError, RunFolderError
 from preimage.geometry.trajectory_options import TrajectoryOptions
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
+from preimage.results import write_tensors
 
 _SAVE_SECONDS = 60.0  # a training stopped between two checkpoints loses no more than this
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -79,19 +78,7 @@ class Training:
         for name, parameter in self.model.module.named_parameters():
             tensors[f"weight.{name}"] = parameter
             tensors |= {f"{kind}.{name}": self._optimiser.state[parameter][kind] for kind in _MOMENTS}
-        temporary = self._path.with_name(f"{self._path.name}.partial")
-        about = {"about": json.dumps({"step": self.step})}
-        try:
-            save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, about)
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(self._path)
-        except (OSError, SafetensorError) as error:
-            temporary.unlink(missing_ok=True)
-            raise RunFolderError(
-                f"{self._path} cannot be written: {error}.",
-                "Make room and rerun the same command: it continues.",
-            ) from error
+        write_tensors(self._path, tensors, {"step": self.step})
 
     def _load(self, path: Path) -> None:
         try:

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from preimage.errors import RunFolderError
 from preimage.layers import Layer
 from preimage.models import LanguageModel, cache_folder
+from preimage.results import write_tensors
 
 if TYPE_CHECKING:
     from preimage.inversion.codebook import Codebook
@@ -30,13 +32,9 @@ def load_codebook(codebook: Codebook, model: LanguageModel, layer: Layer) -> boo
 
 def save_codebook(codebook: Codebook, model: LanguageModel, layer: Layer) -> None:
     """Keep a codebook; a cache that cannot be written costs time, nothing else."""
-    path = _path(model, layer)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{id(codebook)}.partial")
-        save_file({name: v.cpu().contiguous() for name, v in codebook.state_dict().items()}, temporary)
-        temporary.replace(path)
-    except OSError as error:
+        write_tensors(_path(model, layer), codebook.state_dict())
+    except RunFolderError as error:
         log.warning("the codebook could not be cached: %s", error)
 
 

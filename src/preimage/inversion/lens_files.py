@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from preimage.errors import ModelError, RunFolderError
 from preimage.inversion.lens import Lens, LensShape
 from preimage.layers import Layer
 from preimage.models import LanguageModel, cache_folder
+from preimage.results import write_tensors
 from preimage.schema import SCHEMA
 
 _SHIPPED = resources.files("preimage") / "inversion" / "lenses"
@@ -68,11 +68,7 @@ def save_lens(
         "training": training,
         "ranks": ranks,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".partial")
-    save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, {"about": json.dumps(about)})
-    temporary.replace(path)
-    return path
+    return write_tensors(path, tensors, about)
 
 
 def read_info(path: Path) -> LensInfo:
@@ -151,11 +147,7 @@ def save_checkpoint(
     for name, parameter in lens.named_parameters():
         for kind in ("exp_avg", "exp_avg_sq"):
             tensors[f"{kind}.{name}"] = optimiser.state[parameter][kind]
-    about = json.dumps({"plan": plan, "step": step})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".partial")
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, {"about": about})
-    temporary.replace(path)
+    write_tensors(path, tensors, {"plan": plan, "step": step})
 
 
 def load_checkpoint(path: Path, lens: Lens, optimiser: torch.optim.AdamW, plan: dict[str, Any]) -> int:

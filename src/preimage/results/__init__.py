@@ -9,7 +9,16 @@ from preimage.results.collisions import (
     LayerCollisions,
     Spacing,
 )
-from preimage.results.files import dumps, plain, read_json, write_bytes, write_json, write_table, write_text
+from preimage.results.files import (
+    dumps,
+    plain,
+    read_json,
+    write_bytes,
+    write_json,
+    write_table,
+    write_tensors,
+    write_text,
+)
 from preimage.results.geometry import (
     Geometry,
     GeometrySweep,
@@ -60,5 +69,6 @@ __all__ = [
     "write_bytes",
     "write_json",
     "write_table",
+    "write_tensors",
     "write_text",
 ]

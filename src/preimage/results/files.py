@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +62,39 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
-    """To a temporary file, synced, then renamed."""
+    """Write a file of bytes."""
+    with _replacing(path) as temporary:
+        temporary.write_bytes(content)
+    return path
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Any], about: dict[str, Any] | None = None) -> Path:
+    """Write tensors as safetensors, with ``about`` as json in their metadata."""
+    from safetensors.torch import save_file
+
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with _replacing(path) as temporary:
+        save_file(kept, temporary, None if about is None else {"about": json.dumps(about)})
+    return path
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary file, synced and renamed to ``path`` once it is written; an error leaves none behind."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
+        yield temporary
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:
+    except Exception as error:  # safetensors has errors of its own for a full disk
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise RunFolderError(f"{path} cannot be written: {error.strerror}.", "Give another place.") from error
-    return path
+        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise RunFolderError(
+            f"{path} cannot be written: {reason}.",
+            "Make room or give another place; the same command continues a run.",
+        ) from error
