@@ -1123,6 +1123,32 @@ def test_half_a_line_is_dropped_and_done_again(tmp_path: Path) -> None:
     assert RunFolder(tmp_path / "r", plan).items["2"] == {"value": 3}
 
 
+def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:  # J3
+    code = (
+        "import sys, time; from preimage.results import RunFolder; "
+        "kept = RunFolder(sys.argv[1], {'layer': 3}); print('in', flush=True); time.sleep(600)"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "r")], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "in\n"
+        before = (tmp_path / "r" / "run.json").read_bytes()
+        for plan in ({"layer": 3}, {"layer": 4}):
+            with pytest.raises(RunFolderError, match="Another process"):
+                RunFolder(tmp_path / "r", plan)
+        assert (tmp_path / "r" / "run.json").read_bytes() == before
+    finally:
+        other.kill()
+        other.wait()
+    first = RunFolder(tmp_path / "r", {"layer": 3})  # the lock went with the process
+    again = RunFolder(tmp_path / "r", {"layer": 3})  # and does not keep out its own
+    first.add("1", {})
+    assert set(RunFolder(tmp_path / "r", {"layer": 3}).items) == {"1"}
+    del first, again
+
+
 @pytest.mark.parametrize(
     ("name", "raw"),
     [

@@ -1,7 +1,8 @@
 """Run folders: work that can be stopped at any moment and continued.
 
 ``run.json`` holds the plan and, at the end, the results; ``items.jsonl`` has a line for every finished item.
-The same plan continues a folder; another plan is refused, naming the field that differs.
+The same plan continues a folder; another plan is refused, naming the field that differs. One process works in
+a folder at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from preimage.errors import RunFolderError
 from preimage.results.files import plain, read_json, write_json, write_table
+from preimage.results.locking import hold
 from preimage.schema import SCHEMA
 
 _RUN, _ITEMS = "run.json", "items.jsonl"
@@ -26,10 +28,20 @@ class RunFolder:
         self.plan: dict[str, Any] = plain({"schema": SCHEMA, **plan})
         self.items: dict[str, Any] = {}
         self.results: dict[str, Any] | None = None  # of a run that is done
+        foreign = RunFolderError(f"{self.path} exists and is no run folder.", "Give a new or empty folder.")
+        if self.path.exists() and not self.path.is_dir():
+            raise foreign
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.path} cannot be made: {error.strerror}.", "Give another place."
+            ) from error
+        hold(self.path, self)
         if (self.path / _RUN).exists():
             self._continue()
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise RunFolderError(f"{self.path} exists and is no run folder.", "Give a new or empty folder.")
+        elif any(self.path.iterdir()):
+            raise foreign
         else:
             write_json(self.path / _RUN, {**self.plan, "state": "running"})
 
