@@ -1128,10 +1128,8 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:  # J3
         "import sys, time; from preimage.results import RunFolder; "
         "kept = RunFolder(sys.argv[1], {'layer': 3}); print('in', flush=True); time.sleep(600)"
     )
-    other = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "r")], stdout=subprocess.PIPE, text=True
-    )
-    try:
+    command = [sys.executable, "-c", code, str(tmp_path / "r")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "in\n"
         before = (tmp_path / "r" / "run.json").read_bytes()
@@ -1139,9 +1137,7 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:  # J3
             with pytest.raises(RunFolderError, match="Another process"):
                 RunFolder(tmp_path / "r", plan)
         assert (tmp_path / "r" / "run.json").read_bytes() == before
-    finally:
         other.kill()
-        other.wait()
     first = RunFolder(tmp_path / "r", {"layer": 3})  # the lock went with the process
     again = RunFolder(tmp_path / "r", {"layer": 3})  # and does not keep out its own
     first.add("1", {})

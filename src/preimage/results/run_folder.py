@@ -35,7 +35,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunFolderError(
-                f"{self.path} cannot be made: {error.strerror}.", "Give another place."
+                f"{self.path} cannot be written: {error.strerror}.", "Give another place."
             ) from error
         hold(self.path, self)
         if (self.path / _RUN).exists():
