@@ -1,0 +1,1 @@
+"""What the papers prove, checked by numbers on a given model."""
