@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from preimage.distances import norms, row_distances
-from preimage.errors import ModelError, PromptError
+from preimage.errors import ModelError, OptionError, PromptError
 from preimage.layers import parse_layer
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
@@ -29,7 +29,7 @@ COLLISION = 1e-12  # relative to the states' norm: rounding of float64 through a
 _ROUNDING = 1e-15  # no step is taken to get below
 _CUT = 1e-12  # eigenvalues of J J^T below this share of the largest are directions in which g cannot move
 _OUTSIDE = 1e-3  # the share of g that may lie outside the range of J
-_JACOBIANS = 12  # at most
+_JACOBIANS = 20  # at most
 _SERVES = 0.7  # J serves while a step leaves less of g than this share
 _SHORTEST = 1e-3  # fraction of a step that is tried
 Prompt: TypeAlias = str | Sequence[int]
@@ -69,6 +69,8 @@ def distance_to_collision(
     d_model rows.
     """
     ids, wanted = _pair(model, first, second, bos), _block(model, layer)
+    if not learning_rate > 0:
+        raise OptionError(f"learning_rate is {learning_rate}.", "Give a number above 0.")
     found = _approach(model, ids, wanted, only, progress)
     layers = _layers_below(model, found.model, ids, wanted)
     step = learning_rate * math.sqrt(found.parameters)
@@ -160,7 +162,7 @@ def _approach(
             previous, after = after, float(norms(value)) / movement.state_norm
             if attempt == 0:
                 before, names = after, movement.names
-            if attempt == _JACOBIANS or after <= COLLISION / 10 or (attempt and after > 0.9 * previous):
+            if attempt == _JACOBIANS or after <= COLLISION / 10 or (attempt and after > 0.99 * previous):
                 break
             shortest = _Shortest(movement.jacobian())
             if attempt == 0:
@@ -223,8 +225,8 @@ def _steps(
             with torch.no_grad():
                 tried = movement.difference(move + fraction * step)
             left = float(norms(tried))
-            if left < size or shrunk or fraction < _SHORTEST:  # with a new J a step may be too long
-                break
+            if left < (1 - 0.3 * fraction) * size or shrunk or fraction < _SHORTEST:
+                break  # with a new J a step that does not help enough is too long
             fraction /= 2
         if left >= size:
             break
