@@ -281,6 +281,7 @@ def test_wrong_input_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> Non
     refused(PromptError, lambda: distance_to_collision(model, FIRST, FIRST))
     refused(LayerError, lambda: distance_to_collision(model, FIRST, SECOND, 4))
     refused(OptionError, lambda: distance_to_collision(model, FIRST, SECOND, only="no such name"))
+    refused(OptionError, lambda: distance_to_collision(model, FIRST, SECOND, only="("))
     refused(OptionError, lambda: distance_to_collision(model, FIRST, SECOND, learning_rate=0.0))
     monkeypatch.setattr(movement, "MEMORY", 1000)
     refused(OptionError, lambda: distance_to_collision(model, FIRST, SECOND))
@@ -297,7 +298,7 @@ def test_a_pair_of_the_default_model(smollm2: LanguageModel) -> None:
         assert numbers["residual_before"] > 0.1
         assert numbers["residual_after"] <= 1e-14
         assert numbers["relative"] < 0.05
-        assert 0.25 < numbers["distance"] / numbers["first_order"] < 4
+        assert 0.2 < numbers["distance"] / numbers["first_order"] < 8
     assert len(deep.tables["layers"]) == 16
     assert all(row["before"] == row["after"] for row in deep.tables["layers"][:14])
     assert smollm2.dtype == torch.float32

@@ -247,6 +247,19 @@ def test_lanczos_errors_bound_the_eigenvalues() -> None:
     assert top.nearest(16.0)[0] == pytest.approx(float(exact[(exact - 16).abs().argmin()]))
 
 
+def test_lanczos_on_a_model_too_large_for_a_dense_jacobian() -> None:
+    model = tiny("llama")
+    loss = TrainingLoss(double_copy(model), [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+    assert len(loss.start) > LARGEST_EXACT
+    report = check_optimiser(model, [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]], learning_rate=1e-4, method="lanczos")
+    assert verdicts(report) == [True]
+    rows = report.tables["eigenvalues"]
+    assert all(row["error"] < 1e-6 * row["eigenvalue"] for row in rows)
+    at, step = loss.start, 1e-4 * torch.nn.functional.normalize(loss.gradient(loss.start), dim=0)
+    curve = (loss.gradient(at + step) - loss.gradient(at - step)) @ step / (2 * step @ step)
+    assert float(curve) < rows[-1]["eigenvalue"]  # no direction is more curved than the first eigenvector
+
+
 def test_gradient_and_hessian_by_finite_differences() -> None:
     loss = training_loss(gpt2())
     direction = torch.randn(len(loss.start), dtype=torch.float64)
@@ -312,6 +325,7 @@ def test_wrong_input_is_refused_in_words() -> None:
     refused(OptionError, lambda: check_optimiser(tiny("llama"), [[1, 2, 3]]))
     assert sum(p.numel() for p in tiny("llama").module.parameters()) > LARGEST_EXACT
     refused(OptionError, lambda: check_optimiser(model, PROMPTS, optimiser="adamw", method="lanczos"))
+    refused(OptionError, lambda: check_optimiser(model, PROMPTS, learning_rate=1e300))
     refused(PromptError, lambda: check_optimiser(model, [[1, 2], [3]]))
     refused(ModelError, lambda: check_optimiser(preimage.load(model.anatomy.backbone), PROMPTS))
     for wrong in (

@@ -66,7 +66,8 @@ class Movement:
                 for leaf, part in zip(self._leaves, self._split(move), strict=True):
                     leaf.tensor.copy_(leaf.base + part)
         first, second = self._states()
-        self.state_norm = float(norms(torch.stack([first, second]).detach()).max())
+        longest = norms(torch.stack([first, second]).detach()).max()
+        self.state_norm = max(float(longest), torch.finfo(torch.float64).tiny)
         return first - second
 
     def jacobian(self) -> Float[Tensor, "d m"]:
@@ -114,7 +115,11 @@ class Movement:
     def _slopes(self, only: str | None) -> dict[str, Tensor]:
         """The gradient of a random combination of both states, of every parameter that may move."""
         named = dict(self._model.anatomy.backbone.named_parameters())
-        chosen = {name: tensor for name, tensor in named.items() if only is None or re.search(only, name)}
+        try:
+            pattern = re.compile(only or "")
+        except re.error as error:
+            raise OptionError(f"only is {only!r}, no regular expression: {error}.", "Mend it.") from error
+        chosen = {name: tensor for name, tensor in named.items() if pattern.search(name)}
         if not chosen:
             raise OptionError(
                 f"No parameter's name has {only!r} in it.", f"Names are like {next(iter(named))}."

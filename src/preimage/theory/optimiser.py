@@ -125,6 +125,11 @@ def _follow(
         theta = state[:count]
         matrix = jacobian(after, state)
         following = after(state).detach()
+        if not bool(torch.isfinite(matrix).all() and torch.isfinite(following).all()):
+            raise OptionError(
+                f"Step {step} is not finite with learning_rate {options.learning_rate}.",
+                "Give a smaller one.",
+            )
         parameter.grad = loss.gradient(theta)
         reference.step()
         steps.append(_measure(step, loss, options, theta, matrix, following, parameter))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -71,10 +71,10 @@ class TrainingLoss:
         return cross_entropy(output.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
 
 
-def jacobian(function: object, at: Float[Tensor, " n"]) -> Float[Tensor, "m n"]:
+def jacobian(function: Callable[[Tensor], Tensor], at: Float[Tensor, " n"]) -> Float[Tensor, "m n"]:
     """The Jacobian of a map between vectors, row by row, by autograd."""
     point = at.detach().requires_grad_()
-    value: Tensor = function(point)  # type: ignore[operator]
+    value = function(point)
     rows = torch.eye(len(value), dtype=value.dtype, device=value.device).split(_ROWS)
     found = [
         torch.autograd.grad(value, point, some, retain_graph=True, is_grads_batched=True)[0] for some in rows

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -24,7 +24,6 @@ from torch import Tensor
 
 from preimage.errors import OptionError
 
-Kind: TypeAlias = Literal["gradient-descent", "heavy-ball", "adamw"]
 Gradient: TypeAlias = Callable[[Tensor], Tensor]
 KINDS = ("gradient-descent", "heavy-ball", "adamw")
 
@@ -33,19 +32,20 @@ KINDS = ("gradient-descent", "heavy-ball", "adamw")
 class OptimiserOptions:
     """One optimiser, and how far it is followed.
 
-    ``momentum`` is heavy ball's, ``betas`` and ``eps`` are AdamW's. ``weight_decay`` is decoupled in AdamW
-    and part of the gradient elsewhere, as in torch.optim. ``method``: "exact" has the dense Jacobian of every
-    step; "lanczos" looks at the Hessian's largest eigenvalues only, for models of any size.
+    ``optimiser``: one of ``KINDS``. ``momentum`` is heavy ball's, ``betas`` and ``eps`` are AdamW's.
+    ``weight_decay`` is decoupled in AdamW and part of the gradient elsewhere, as in torch.optim. ``method``:
+    "exact" has the dense Jacobian of every step; "lanczos" looks at the Hessian's largest eigenvalues only,
+    for models too large for that.
     """
 
-    optimiser: Kind = "gradient-descent"
+    optimiser: str = "gradient-descent"
     steps: int = 3
     learning_rate: float = 1e-3
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    method: Literal["exact", "lanczos"] = "exact"
+    method: str = "exact"
 
     def __post_init__(self) -> None:
         if self.optimiser not in KINDS:
