@@ -15,11 +15,11 @@ from preimage.distances import norms, row_distances
 from preimage.errors import LayerError, ModelError, OptionError, PreimageError, PromptError
 from preimage.layers import Layer
 from preimage.models import LanguageModel
+from preimage.models.doubling import double_copy, in_double
 from preimage.models.identity import weight_hash
 from preimage.results import TheoryReport
 from preimage.theory import movement
 from preimage.theory.discriminant import COLLISION, build_collision, distance_to_collision
-from preimage.theory.double import double_copy, in_double
 from tiny import NAMES, VOCABULARY, build, random_ids
 
 ARCHITECTURES = tuple(name for name in NAMES if name != "mixtral")  # its kernels know no float64
@@ -58,7 +58,7 @@ def gap(model: LanguageModel, layer: Layer) -> float:
 
 def whole_jacobian(model: LanguageModel, layer: int, only: str = "") -> tuple[Tensor, Tensor]:
     """g, and J with respect to every entry of every parameter of the backbone: the definition."""
-    copy = double_copy(model)
+    copy = double_copy(model, head=True)
     for table in copy.module.modules():
         if isinstance(table, nn.Embedding):
             table.padding_idx = None  # it keeps the row from training, not from being a parameter
@@ -149,7 +149,7 @@ def among_others() -> list[list[int]]:
 
 def shaken(model: LanguageModel) -> LanguageModel:
     """Every parameter changed by a thousandth of what it is, or so."""
-    copy = double_copy(model)
+    copy = double_copy(model, head=True)
     with torch.no_grad():
         for parameter in copy.module.parameters():
             parameter += 2e-5 * torch.randn_like(parameter)
@@ -174,7 +174,7 @@ def test_the_search_finds_it_in_float64_and_a_small_change_removes_it() -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_the_search_reports_it_as_unexplained_in_float32(name: str) -> None:
     def unexplained(model: LanguageModel) -> list[int]:
-        single = preimage.load(double_copy(model).module.to(torch.float32))
+        single = preimage.load(double_copy(model, head=True).module.to(torch.float32))
         found = preimage.find_collisions(single, among_others(), "all", hard_bases=0)
         listed = [pair for layer in found.layers for pair in layer.spacing.listed]
         assert all((p.first, p.second) == (7, 15) for p in listed if p.explanation == "unexplained")

@@ -14,10 +14,10 @@ from torch import Tensor
 import preimage
 from preimage.errors import ModelError, OptionError, PreimageError, PromptError
 from preimage.models import LanguageModel
+from preimage.models.doubling import double_copy, in_double
 from preimage.models.identity import weight_hash
 from preimage.results import TheoryReport, read_json
 from preimage.theory import lanczos, updates
-from preimage.theory.double import double_copy, in_double
 from preimage.theory.lanczos import top_of_spectrum
 from preimage.theory.optimiser import IDENTITY, LARGEST_EXACT, check_optimiser
 from preimage.theory.training_loss import TrainingLoss, jacobian
@@ -57,7 +57,7 @@ def llama() -> LanguageModel:
 
 
 def training_loss(model: LanguageModel) -> TrainingLoss:
-    return TrainingLoss(double_copy(model), PROMPTS)
+    return TrainingLoss(double_copy(model, head=True), PROMPTS)
 
 
 def spectrum(model: LanguageModel) -> Tensor:
@@ -249,7 +249,7 @@ def test_lanczos_errors_bound_the_eigenvalues() -> None:
 
 def test_lanczos_on_a_model_too_large_for_a_dense_jacobian() -> None:
     model = tiny("llama")
-    loss = TrainingLoss(double_copy(model), [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+    loss = TrainingLoss(double_copy(model, head=True), [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
     assert len(loss.start) > LARGEST_EXACT
     report = check_optimiser(model, [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]], learning_rate=1e-4, method="lanczos")
     assert verdicts(report) == [True]

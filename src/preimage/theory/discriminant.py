@@ -19,10 +19,10 @@ from preimage.distances import norms, row_distances
 from preimage.errors import ModelError, OptionError, PromptError
 from preimage.layers import parse_layer
 from preimage.models import LanguageModel
+from preimage.models.doubling import double_copy, in_double
 from preimage.progress import Progress, silent
 from preimage.results import TheoryReport, Verdict
 from preimage.states import encode_all
-from preimage.theory.double import double_copy, in_double
 from preimage.theory.movement import Movement
 
 COLLISION = 1e-12  # relative to the states' norm: rounding of float64 through a whole model
@@ -150,7 +150,7 @@ def _approach(
     progress: Progress,
 ) -> _Approach:
     """Newton's steps on a copy, with one J for as many of them as it serves."""
-    moved = double_copy(model)
+    moved = double_copy(model, head=True)
     rows: list[dict[str, Any]] = []
     first_order = before = after = 0.0
     names: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from preimage.distances import norms
 from preimage.errors import OptionError
 from preimage.layers import Layer
 from preimage.models import LanguageModel
-from preimage.theory.double import in_double
+from preimage.models.doubling import in_double
 
 MEMORY = 4 * 2**30  # bytes, of J
 _ROWS = 128  # of J, computed together

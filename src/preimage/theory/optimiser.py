@@ -21,10 +21,10 @@ from torch import Tensor
 from preimage.distances import norms, row_distances
 from preimage.errors import OptionError
 from preimage.models import LanguageModel
+from preimage.models.doubling import double_copy
 from preimage.progress import Progress, silent
 from preimage.results import TheoryReport, Verdict
 from preimage.states import encode_all
-from preimage.theory.double import double_copy
 from preimage.theory.lanczos import top_of_spectrum
 from preimage.theory.training_loss import TrainingLoss, jacobian
 from preimage.theory.updates import (
@@ -35,6 +35,8 @@ from preimage.theory.updates import (
     update,
 )
 
+EVERY_STEP = "Every step's Jacobian on the joint state is non-singular."
+WHOLE_MAP = "The map from the first parameters to the last has a non-singular Jacobian."
 IDENTITY = 1e-9  # relative, of log|det|
 SAME_STEP = 1e-12  # relative, ours against torch.optim's
 LARGEST_EXACT = 2000  # parameters; the dense Jacobian of AdamW has nine times their square
@@ -80,7 +82,7 @@ def check_optimiser(
     up to (3p)^2 numbers.
     """
     chosen = replace(options or OptimiserOptions(), **changes)
-    loss = TrainingLoss(double_copy(model), encode_all(model, prompts, bos))
+    loss = TrainingLoss(double_copy(model, head=True), encode_all(model, prompts, bos))
     subject = {
         "model": model.identity.to_dict(),
         "parameters": len(loss.start),
@@ -216,7 +218,7 @@ def _disagreement(step: _Step) -> float:
 def _every_step(steps: Sequence[_Step], size: int) -> Verdict:
     smallest = min(step.smallest for step in steps)
     return Verdict(
-        statement="Every step's Jacobian on the joint state is non-singular.",
+        statement=EVERY_STEP,
         holds=None if any(step.kinks for step in steps) else not any(step.singular for step in steps),
         value=smallest,
         tolerance=size * _EPS,
@@ -228,7 +230,7 @@ def _every_step(steps: Sequence[_Step], size: int) -> Verdict:
 def _whole_map(steps: Sequence[_Step], whole: Float[Tensor, "p p"]) -> Verdict:
     smallest, tolerance = _smallest(whole), len(whole) * _EPS
     return Verdict(
-        statement="The map from the first parameters to the last has a non-singular Jacobian.",
+        statement=WHOLE_MAP,
         holds=None if any(step.kinks for step in steps) else smallest > tolerance,
         value=smallest,
         tolerance=tolerance,

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from preimage.errors import ModelError, PromptError
 from preimage.models import LanguageModel
-from preimage.theory.double import in_double
+from preimage.models.doubling import in_double
 
 _ROWS = 128  # of a Jacobian, computed together
 
