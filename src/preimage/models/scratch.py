@@ -82,9 +82,12 @@ def new_model(
     build = {"gpt2": _gpt2, "llama": _llama}.get(family)
     if build is None:
         raise OptionError(f"Family {family!r} is not known.", f"Use one of {', '.join(FAMILIES)}.")
-    if (tokenizer is None) == (vocabulary is None):
-        raise OptionError("A tokenizer or a vocabulary is needed.", "Give one of them.")
-    tokens, end = (vocabulary, 0) if tokenizer is None else (len(tokenizer), tokenizer.eos_token_id)
+    if tokenizer is not None:
+        tokens, end = len(tokenizer), tokenizer.eos_token_id
+    elif vocabulary is not None:
+        tokens, end = vocabulary, 0
+    else:
+        raise OptionError("A new model needs a tokenizer or a vocabulary.", "Give one of them.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = build(shape, max_length, tokens, end)
