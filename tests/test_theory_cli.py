@@ -230,6 +230,7 @@ def test_verify(document: Document, tmp_path: Path) -> None:
     kinds = ["analyticity", "structure", "structure", "symmetry", *["optimiser"] * 4, "discriminant"]
     assert [report["check"] for report in reports] == kinds * 2
     verdicts = [verdict for report in reports for verdict in report["verdicts"]]
+    assert len(verdicts) == 107  # as docs/theory.md says
     assert all(verdict["holds"] is True and not verdict["descriptive"] for verdict in verdicts)
     assert all(verdict["not_shown"] and verdict["tolerance"] is not None for verdict in verdicts)
     statements = [verdict["statement"] for verdict in verdicts]

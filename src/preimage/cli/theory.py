@@ -236,7 +236,7 @@ def verify(seed: Seed = 0, out: Out = None, json: Json = False) -> int:
         print_json(document)
     else:
         _show_verdicts("A small Llama and a small GPT-2", reports)
-    return _code(reports)
+    return DONE if document["holds"] else NOT_RECOVERED  # here what is undecided is a failure too
 
 
 def _check_folder(out: Path | None) -> None:
@@ -306,11 +306,7 @@ def _finish(command: str, model: LanguageModel, report: TheoryReport, out: Path 
         for name in _SHOWN.get(report.check, ()):
             _show_rows(name, report.tables.get(name, []))
         _show_verdicts(model.name, [report])
-    return _code([report])
-
-
-def _code(reports: Sequence[TheoryReport]) -> int:
-    return NOT_RECOVERED if any(report.refuted for report in reports) else DONE
+    return NOT_RECOVERED if report.refuted else DONE
 
 
 def _show_rows(title: str, rows: list[dict[str, Any]]) -> None:
