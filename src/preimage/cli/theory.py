@@ -353,7 +353,12 @@ def _range(values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return "-"
-    return " to ".join(dict.fromkeys(f"{end:.2g}" for end in (min(known), max(known))))
+    return " to ".join(dict.fromkeys(_number(end) for end in (min(known), max(known))))
+
+
+def _number(value: float) -> str:
+    """Counts as they are, measurements to two digits."""
+    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e6 else f"{value:.2g}"
 
 
 def _cell(value: object) -> str:

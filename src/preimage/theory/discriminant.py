@@ -292,4 +292,5 @@ def _beyond_a_step(found: _Approach, step: float) -> Verdict:
         tolerance=step,
         not_shown="That training would go there: a step's direction is the loss's, and the collisions of one"
         " pair have as many codimensions as the state has numbers.",
+        descriptive=True,
     )
