@@ -14,6 +14,7 @@ from preimage.cli import (
     invert,
     lens,
     models,
+    theory,
     trajectory,
 )
 
@@ -35,4 +36,5 @@ app.command()(collisions.continuations)
 app.command()(geometry.geometry)
 app.command()(trajectory.trajectory)
 app.add_typer(lens.app, name="lens")
+app.add_typer(theory.app, name="theory")
 app.add_typer(bench.app, name="bench")

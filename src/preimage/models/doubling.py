@@ -7,12 +7,14 @@ float32 and round to seven digits in every block. The copy here reads float64 wh
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from preimage.errors import ModelError
@@ -37,6 +39,13 @@ class Float64Throughout(TorchFunctionMode):
         return func(*map(_double, args), **named)
 
 
+@contextmanager
+def in_double() -> Iterator[None]:
+    """Passes inside are float64 throughout, and twice differentiable: attention is plain products."""
+    with sdpa_kernel(SDPBackend.MATH), Float64Throughout():
+        yield
+
+
 class DoubleModel(LanguageModel):
     """The layer maps F^l in float64; numbers differ from plain transformers by its float32 rounding."""
 
@@ -53,16 +62,19 @@ class DoubleModel(LanguageModel):
             return super().run(ids, layers=layers, embeddings=embeddings, cache=cache)
 
 
-def double_copy(model: LanguageModel) -> DoubleModel:
-    """A float64 copy of a model's backbone; the model itself is not touched. Cost: its weights once more."""
-    backbone = model.anatomy.backbone
-    for name, parameter in backbone.named_parameters():
+def double_copy(model: LanguageModel, *, head: bool = False) -> DoubleModel:
+    """A float64 copy of a model's backbone; the model itself is not touched. Cost: its weights once more.
+
+    ``head``: copy what is above the backbone too, for a loss or for a model to keep; ties are kept.
+    """
+    copied = model.module if head else model.anatomy.backbone
+    for name, parameter in copied.named_parameters():
         if not parameter.is_floating_point():
             raise ModelError(
                 f"{name} of {model.name} is stored as {parameter.dtype} and has no float64 copy.",
                 "Load the model without quantisation.",
             )
-    module = copy.deepcopy(backbone).to(torch.float64).requires_grad_(False)
+    module = copy.deepcopy(copied).to(torch.float64).requires_grad_(False)
     if hasattr(module, "set_experts_implementation"):
         module.set_experts_implementation("eager")  # type: ignore[operator]  # grouped products know no float64
     return DoubleModel(module, model.tokenizer, name=model.name, revision=model.revision)

@@ -61,7 +61,8 @@ def new_model(
     family: str,
     size: str | tuple[int, ...] = "small",
     *,
-    tokenizer: Any,
+    tokenizer: Any = None,
+    vocabulary: int | None = None,
     max_length: int,
     seed: int = 0,
     device: str | torch.device = "auto",
@@ -69,7 +70,8 @@ def new_model(
     """An untrained model in float32, its weights those of transformers' own initialisation.
 
     They are drawn on the CPU, so that a seed means the same weights on every device, and the caller's random
-    numbers are left alone. Positions go up to ``max_length``.
+    numbers are left alone. Positions go up to ``max_length``. Without a tokenizer there are ``vocabulary``
+    token ids, and 0 ends a text.
     """
     import torch
 
@@ -80,9 +82,15 @@ def new_model(
     build = {"gpt2": _gpt2, "llama": _llama}.get(family)
     if build is None:
         raise OptionError(f"Family {family!r} is not known.", f"Use one of {', '.join(FAMILIES)}.")
+    if tokenizer is not None:
+        tokens, end = len(tokenizer), tokenizer.eos_token_id
+    elif vocabulary is not None:
+        tokens, end = vocabulary, 0
+    else:
+        raise OptionError("A new model needs a tokenizer or a vocabulary.", "Give one of them.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = build(shape, max_length, len(tokenizer), tokenizer.eos_token_id)
+        module = build(shape, max_length, tokens, end)
     name = f"{family}-{size if isinstance(size, str) else 'x'.join(map(str, shape))}"
     return LanguageModel(module.to(target), tokenizer, name=name)
 

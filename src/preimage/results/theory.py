@@ -15,7 +15,8 @@ class Verdict:
     """One statement: whether it holds, by which number, and where that number's evidence ends.
 
     ``holds`` is None where nothing could be decided; ``value`` is what was measured and ``tolerance`` what it
-    was compared with, None for statements without a number.
+    was compared with, None for statements without a number. ``descriptive``: the theory allows either answer,
+    and which it is says something of the model and the prompts.
     """
 
     statement: str
@@ -23,6 +24,7 @@ class Verdict:
     value: float | None
     tolerance: float | None
     not_shown: str
+    descriptive: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ class TheoryReport:
     def holds(self) -> bool:
         """Whether every statement does."""
         return all(verdict.holds is True for verdict in self.verdicts)
+
+    @property
+    def refuted(self) -> tuple[Verdict, ...]:
+        """Statements that ought to hold and do not; what is undecided is not among them."""
+        return tuple(v for v in self.verdicts if v.holds is False and not v.descriptive)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain json types."""

@@ -23,6 +23,8 @@ from preimage.states import encode_all
 from preimage.theory.families import UNNAMED, Ids, classes, describe
 from preimage.theory.witnesses import Separation, measure_separation
 
+SEPARATED = "almost every theta separates every pair, at every layer"
+SEPARATED_ABOVE = f"{SEPARATED} above 0"
 _MOST = 640  # prompts; all pairs of a layer are held at once
 _CLEAR = 1000.0  # bounds between rounding and the nearest separated pair
 _SHOWN = 6  # prompts of a class
@@ -232,8 +234,8 @@ def _verdicts(rows: list[dict[str, Any]], measured: Sequence[Separation]) -> tup
     draws = "That no draw separates a pair is strong evidence, not a proof, that no theta does."
     these = "Only these prompts were looked at."
     return (
-        _count("almost every theta separates every pair, at every layer", structural, f"{draws} {these}"),
-        _count("almost every theta separates every pair, at every layer above 0", above, f"{draws} {these}"),
+        _count(SEPARATED, structural, f"{draws} {these}", descriptive=True),
+        _count(SEPARATED_ABOVE, above, f"{draws} {these}", descriptive=True),
         _count(
             "every draw gives the same answer for every pair",
             disputed,
@@ -262,5 +264,5 @@ def _verdicts(rows: list[dict[str, Any]], measured: Sequence[Separation]) -> tup
     )
 
 
-def _count(statement: str, value: int, not_shown: str) -> Verdict:
-    return Verdict(statement, value == 0, float(value), 0.0, not_shown)
+def _count(statement: str, value: int, not_shown: str, *, descriptive: bool = False) -> Verdict:
+    return Verdict(statement, value == 0, float(value), 0.0, not_shown, descriptive)

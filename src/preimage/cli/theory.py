@@ -1,0 +1,367 @@
+"""``preimage theory``: what the theory states, checked on a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from preimage.cli import DONE, NOT_RECOVERED
+from preimage.cli.arguments import (
+    Bos,
+    Count,
+    Device,
+    Dtype,
+    Json,
+    Length,
+    Model,
+    PromptChoice,
+    Seed,
+    Source,
+    Texts,
+)
+from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
+from preimage.errors import OptionError, PromptError, RunFolderError
+from preimage.schema import SCHEMA
+
+if TYPE_CHECKING:
+    from preimage.models import LanguageModel
+    from preimage.results import TheoryReport, Verdict
+
+Out = Annotated[Path | None, typer.Option(help="Folder to write report.json into.")]
+LearningRate = Annotated[float, typer.Option(help="Of the optimiser.")]
+_FEW, _SHORT = 8, 16  # prompts of a source without an end, and their tokens
+_REPORT = "report.json"
+_WORDS = {True: "yes", False: "NO", None: "undecided"}
+_SHOWN = {  # the tables that a reader needs beside the verdicts; the others are in the json
+    "analyticity": ("breaks", "structure"),
+    "dichotomy": ("families",),
+    "structure": ("classes",),
+    "optimiser": ("map", "eigenvalues"),
+    "discriminant": ("distance", "layers"),
+}
+
+app = typer.Typer(help="Check on a model what the theory states.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Check on a model what the theory states. Exit code 1: some statement does not hold."""
+
+
+@app.command("analyticity")
+def analyticity(
+    model: Annotated[str, typer.Argument(help="Alias, hub id, folder or GGUF file.")] = "smollm2",
+    out: Out = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> int:
+    """Is every block real-analytic in its parameters? Which modules break it?"""
+    from preimage.theory import check_analyticity
+
+    _check_folder(out)
+    loaded, _ = _load(model, None, device=device)
+    return _finish("analyticity", loaded, check_analyticity(loaded), out, json)
+
+
+@app.command("dichotomy")
+def dichotomy(
+    model: Model = "smollm2",
+    text: Texts = None,
+    prompts: Source = None,
+    count: Count = None,
+    length: Length = None,
+    bos: Bos = None,
+    vocabulary: Annotated[int | None, typer.Option(help="Tokens of the short prompts searched; 3.")] = None,
+    longest: Annotated[int | None, typer.Option(help="Tokens of the longest of them; 4.")] = None,
+    bos_id: Annotated[int | None, typer.Option(help="A token id to put in front of each of them.")] = None,
+    layers: Annotated[str, typer.Option(help="all, 15, 0-4, 1,8,final …")] = "all",
+    draws: Annotated[int, typer.Option(help="Random parameters that a pair is tried on.")] = 3,
+    seed: Seed = 0,
+    out: Out = None,
+    json: Json = False,
+) -> int:
+    """Which prompts do almost all parameters separate, and which none? Without prompts: all short ones."""
+    from preimage.theory import check_dichotomy, search_structure
+
+    _check_folder(out)
+    given = {"vocabulary": vocabulary, "longest": longest, "bos": bos_id}
+    search: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    listed = bool(text or prompts)
+    if listed and search:
+        raise OptionError(
+            "--vocabulary, --longest and --bos-id belong to the search over all short prompts.",
+            "Leave them out, or --text and --prompts.",
+        )
+    if not listed and not count is length is bos is None:
+        raise OptionError("--count, --length and --bos belong to given prompts.", "Give --text or --prompts.")
+    choice = _few(text, prompts, count, length, seed, bos) if listed else None
+    loaded, ids = _load(model, choice, layers=layers, device="cpu")
+    with progress_bar() as progress:
+        if listed:
+            report = check_dichotomy(loaded, ids, layers, draws=draws, seed=seed, progress=progress)
+        else:
+            report = search_structure(
+                loaded, layers=layers, draws=draws, seed=seed, progress=progress, **search
+            )
+    return _finish("dichotomy", loaded, report, out, json)
+
+
+@app.command("symmetry")
+def symmetry(
+    model: Model = "smollm2",
+    text: Texts = None,
+    prompts: Source = None,
+    count: Count = None,
+    length: Length = None,
+    bos: Bos = None,
+    seed: Seed = 0,
+    out: Out = None,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    json: Json = False,
+) -> int:
+    """Do states, margins and collisions stay where the weights move along the symmetry group?"""
+    from preimage.theory import check_symmetry
+
+    _check_folder(out)
+    choice = _few(text, prompts, count, length, seed, bos)
+    loaded, ids = _load(model, choice, dtype=dtype, device=device)
+    with progress_bar() as progress:
+        report = check_symmetry(loaded, ids, seed=seed, progress=progress)
+    return _finish("symmetry", loaded, report, out, json)
+
+
+@app.command("optimizer")
+def optimizer(
+    model: Annotated[
+        str | None, typer.Option(help="Alias, hub id, folder or GGUF file; default: a small random Llama.")
+    ] = None,
+    text: Texts = None,
+    prompts: Source = None,
+    count: Count = None,
+    length: Length = None,
+    bos: Bos = None,
+    kind: Annotated[
+        str, typer.Option("--optimizer", help="gradient-descent, heavy-ball or adamw.")
+    ] = "gradient-descent",
+    method: Annotated[
+        str, typer.Option(help="exact: dense Jacobians, up to 2,000 parameters; lanczos: larger models.")
+    ] = "exact",
+    steps: Annotated[int, typer.Option(help="Steps to follow.")] = 3,
+    learning_rate: LearningRate = 1e-3,
+    momentum: Annotated[float, typer.Option(help="Of heavy ball.")] = 0.9,
+    betas: Annotated[tuple[float, float], typer.Option(help="Of AdamW.")] = (0.9, 0.999),
+    eps: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-8,
+    weight_decay: Annotated[float, typer.Option(help="Decoupled in AdamW, in the gradient elsewhere.")] = 0.0,
+    seed: Seed = 0,
+    out: Out = None,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    json: Json = False,
+) -> int:
+    """Is any training step singular, or the map from the first parameters to the last?"""
+    from preimage.theory import OptimiserOptions, check_optimiser
+    from preimage.theory.verifying import SMALL_PROMPTS, small_model
+
+    _check_folder(out)
+    options = OptimiserOptions(kind, steps, learning_rate, momentum, betas, eps, weight_decay, method)
+    given = bool(text or prompts) or not count is length is bos is None
+    if model is None and given:
+        raise OptionError("The small model has prompts of its own.", "Give --model too, or no prompts.")
+    ids: Sequence[tuple[int, ...]]
+    if model is None:
+        loaded, ids = small_model("llama", seed), SMALL_PROMPTS
+    else:
+        choice = _few(text, prompts, count, length, seed, bos)
+        loaded, ids = _load(model, choice, dtype=dtype, device=device)
+    with progress_bar() as progress:
+        report = check_optimiser(loaded, ids, options=options, progress=progress)
+    return _finish("optimizer", loaded, report, out, json)
+
+
+@app.command("discriminant")
+def discriminant(
+    model: Model = "smollm2",
+    text: Texts = None,
+    prompts: Source = None,
+    bos: Bos = None,
+    layer: Annotated[str, typer.Option(help="The layer at which the two prompts are to collide.")] = "final",
+    learning_rate: LearningRate = 1e-3,
+    only: Annotated[
+        str | None, typer.Option(help="A regular expression for the names of the parameters that may move.")
+    ] = None,
+    out: Out = None,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    json: Json = False,
+) -> int:
+    """How far are the parameters from some at which two prompts, --text A --text B, collide?"""
+    from preimage.theory import distance_to_collision
+
+    _check_folder(out)
+    if text:
+        _pair(text)
+    choice = PromptChoice(text, prompts, bos=bos)
+    loaded, ids = _load(model, choice, layer=layer, dtype=dtype, device=device)
+    first, second = _pair(ids)
+    with progress_bar() as progress:
+        report = distance_to_collision(
+            loaded, first, second, layer, learning_rate=learning_rate, only=only, progress=progress
+        )
+    return _finish("discriminant", loaded, report, out, json)
+
+
+@app.command("verify")
+def verify(seed: Seed = 0, out: Out = None, json: Json = False) -> int:
+    """Every check on a small Llama and a small GPT-2, in half a minute."""
+    from preimage.results import write_json
+    from preimage.theory import verify
+
+    _check_folder(out)
+    with progress_bar() as progress:
+        reports = verify(seed=seed, progress=progress)
+    document = {
+        "schema": SCHEMA,
+        "command": "theory verify",
+        "seed": seed,
+        "holds": all(report.holds for report in reports),
+        "reports": [report.to_dict() for report in reports],
+    }
+    if out is not None:
+        write_json(out / _REPORT, document)
+    if json:
+        print_json(document)
+    else:
+        _show_verdicts("A small Llama and a small GPT-2", reports)
+    return DONE if document["holds"] else NOT_RECOVERED  # here what is undecided is a failure too
+
+
+def _check_folder(out: Path | None) -> None:
+    """Refuse before the work what could not be written after it."""
+    if out is not None and out.exists() and not out.is_dir():
+        raise RunFolderError(f"{out} is no folder.", "Give another place.")
+
+
+def _few(
+    text: list[str] | None,
+    source: str | None,
+    count: int | None,
+    length: int | None,
+    seed: int,
+    bos: bool | None,
+) -> PromptChoice:
+    """The prompts that were given; a few short ones of the default corpus unless told."""
+    if text and not count is length is None:
+        raise OptionError("--count and --length cut --prompts.", "Leave them out with --text.")
+    if not text and (source or "default").split(":")[0] in ("default", "random"):
+        source = source or "default"
+        count, length = (_FEW if count is None else count), (_SHORT if length is None else length)
+    return PromptChoice(text, source, count, length, seed, bos)
+
+
+def _pair(prompts: Sequence[Any]) -> Sequence[Any]:
+    if len(prompts) != 2:
+        raise PromptError(
+            f"The prompts are {len(prompts)}, not two.", "Give --text twice, or --prompts with two."
+        )
+    return prompts
+
+
+def _load(
+    model: str,
+    choice: PromptChoice | None,
+    *,
+    layers: str | None = None,
+    layer: str | None = None,
+    dtype: str = "float32",
+    device: str = "auto",
+) -> tuple[LanguageModel, list[tuple[int, ...]]]:
+    """A model and its prompts; wrong layers and prompts are refused before the weights are read."""
+    import preimage
+    from preimage.layers import parse_layer, parse_layers
+    from preimage.models import read_preview
+
+    known = read_preview(model)
+    if known is not None:
+        if layers is not None:
+            parse_layers(layers, known.n_layers)
+        if layer is not None:
+            parse_layer(layer, known.n_layers)
+        if choice is not None:
+            choice.token_ids(known)
+    loaded = preimage.load(model, dtype=dtype, device=device)
+    return loaded, [] if choice is None else choice.token_ids(loaded)
+
+
+def _finish(command: str, model: LanguageModel, report: TheoryReport, out: Path | None, json: bool) -> int:
+    if out is not None:
+        report.save(out / _REPORT)
+    if json:
+        identity = model.identity.to_dict()
+        print_json({"schema": SCHEMA, "command": f"theory {command}", "model": identity, **report.to_dict()})
+    else:
+        for name in _SHOWN.get(report.check, ()):
+            _show_rows(name, report.tables.get(name, []))
+        _show_verdicts(model.name, [report])
+    return NOT_RECOVERED if report.refuted else DONE
+
+
+def _show_rows(title: str, rows: list[dict[str, Any]]) -> None:
+    if rows:
+        columns = [name.replace("_", " ") for name in rows[0]]
+        print_table(title.capitalize(), columns, [[_cell(value) for value in row.values()] for row in rows])
+        print_lines("")
+
+
+def _show_verdicts(title: str, reports: Sequence[TheoryReport]) -> None:
+    """One line a statement, those of several reports together, and below what they do not show."""
+    together: dict[tuple[str, str], list[Verdict]] = {}
+    for report in reports:
+        for verdict in report.verdicts:
+            together.setdefault((report.check, verdict.statement), []).append(verdict)
+    order = dict.fromkeys(report.check for report in reports)
+    together = {key: together[key] for check in order for key in together if key[0] == check}
+    notes = dict.fromkeys(verdict.not_shown for found in together.values() for verdict in found)
+    numbers = {note: str(number) for number, note in enumerate(notes, 1)}
+    rows = [
+        [
+            check,
+            _holds(found),
+            statement,
+            str(len(found)),
+            _range([verdict.value for verdict in found]),
+            _range([verdict.tolerance for verdict in found]),
+            ", ".join(dict.fromkeys(numbers[verdict.not_shown] for verdict in found)),
+        ]
+        for (check, statement), found in together.items()
+    ]
+    print_table(title, ["check", "holds", "statement", "runs", "value", "tolerance", "note"], rows)
+    print_lines("", "Not shown:", *(f"{number}. {note}" for note, number in numbers.items()))
+
+
+def _holds(found: Sequence[Verdict]) -> str:
+    answers = {verdict.holds for verdict in found}
+    answer = False if False in answers else None if None in answers else True
+    descriptive = answer is False and all(verdict.descriptive for verdict in found)
+    return "no, as it may be" if descriptive else _WORDS[answer]
+
+
+def _range(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    return " to ".join(dict.fromkeys(_number(end) for end in (min(known), max(known))))
+
+
+def _number(value: float) -> str:
+    """Counts as they are, measurements to two digits."""
+    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e6 else f"{value:.2g}"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
