@@ -251,9 +251,9 @@ def kinked(*args: Any, **options: Any) -> LanguageModel:
 
 
 def smaller(patch: pytest.MonkeyPatch) -> None:
-    """One model of one block, followed for one step: seconds where all of it takes half a minute."""
+    """One model of one block, followed for one step."""
     patch.setattr(verifying, "FAMILIES", ("llama",))
-    patch.setattr(verifying, "_SIZE", (4, 1, 2))
+    patch.setattr(verifying, "_BLOCKS", 1)
     patch.setattr(verifying, "_STEPS", 1)
     patch.setattr(verifying, "_OPTIMISERS", {"gradient-descent": {"learning_rate": 1e-2}})
 

@@ -15,7 +15,7 @@ from preimage.distances import norms, row_distances
 from preimage.errors import LayerError, ModelError, OptionError, PreimageError, PromptError
 from preimage.layers import Layer
 from preimage.models import LanguageModel
-from preimage.models.doubling import double_copy, in_double
+from preimage.models.doubling import double_copy
 from preimage.models.identity import weight_hash
 from preimage.results import TheoryReport
 from preimage.theory import movement
@@ -51,8 +51,7 @@ def collided(name: str) -> LanguageModel:
 
 def gap(model: LanguageModel, layer: Layer) -> float:
     """The pair's distance by the norm of the states, in float64 throughout."""
-    with in_double():
-        first, second = (model.states(torch.tensor([ids]), (layer,))[layer][0, -1] for ids in (FIRST, SECOND))
+    first, second = (model.states(torch.tensor([ids]), (layer,))[layer][0, -1] for ids in (FIRST, SECOND))
     return float(row_distances(first, second) / norms(first))
 
 
@@ -64,10 +63,7 @@ def whole_jacobian(model: LanguageModel, layer: int, only: str = "") -> tuple[Te
             table.padding_idx = None  # it keeps the row from training, not from being a parameter
     named = copy.anatomy.backbone.named_parameters()
     parameters = [parameter.requires_grad_() for name, parameter in named if only in name]
-    with in_double():
-        first, second = (
-            copy.run(torch.tensor([ids]), layers=(layer,))[layer][0, -1] for ids in (FIRST, SECOND)
-        )
+    first, second = (copy.run(torch.tensor([ids]), layers=(layer,))[layer][0, -1] for ids in (FIRST, SECOND))
     value = first - second
     rows = [
         torch.cat(

@@ -216,7 +216,7 @@ def discriminant(
 
 @app.command("verify")
 def verify(seed: Seed = 0, out: Out = None, json: Json = False) -> int:
-    """Every check on a small Llama and a small GPT-2, in half a minute."""
+    """Every check on a small Llama and a small GPT-2, in seconds."""
     from preimage.results import write_json
     from preimage.theory import verify
 

@@ -19,7 +19,7 @@ from preimage.distances import norms, row_distances
 from preimage.errors import ModelError, OptionError, PromptError
 from preimage.layers import parse_layer
 from preimage.models import LanguageModel
-from preimage.models.doubling import double_copy, in_double
+from preimage.models.doubling import DoubleModel, double_copy
 from preimage.progress import Progress, silent
 from preimage.results import TheoryReport, Verdict
 from preimage.states import encode_all
@@ -39,7 +39,7 @@ Prompt: TypeAlias = str | Sequence[int]
 class _Approach:
     """Where Newton's steps led: a model of its own, and how they went."""
 
-    model: LanguageModel
+    model: DoubleModel
     parameters: int
     first_order: float  # infinite where no first-order step removes the difference
     norm: float  # of the parameters that may move
@@ -107,11 +107,11 @@ def build_collision(
     only: str | None = None,
     bos: bool | None = None,
     progress: Progress = silent,
-) -> LanguageModel:
+) -> DoubleModel:
     """A float64 copy of a model, its parameters moved so that two prompts collide at a layer.
 
-    The collision is one of the map in float64 throughout; classes that compute norms in float32 show it to
-    the rounding of float32.
+    The collision is one of the map in float64 throughout, which the copy runs; its module by itself, where
+    the class computes norms in float32, shows it to the rounding of float32.
     """
     ids, wanted = _pair(model, first, second, bos), _block(model, layer)
     found = _approach(model, ids, wanted, only, progress)
@@ -171,7 +171,7 @@ def _approach(
         finally:
             movement.close()
         movement.apply(move)
-    reached = LanguageModel(moved.module, moved.tokenizer, name=moved.name, revision=moved.revision)
+    reached = DoubleModel(moved.module, moved.tokenizer, name=moved.name, revision=moved.revision)
     one, other = (dict(each.anatomy.backbone.named_parameters()) for each in (model, reached))
     gaps = [float(row_distances(one[name].detach().flatten(), other[name].flatten())) for name in names]
     return _Approach(
@@ -238,14 +238,13 @@ def _steps(
 
 
 def _layers_below(
-    model: LanguageModel, moved: LanguageModel, ids: Sequence[Sequence[int]], layer: int
+    model: LanguageModel, moved: DoubleModel, ids: Sequence[Sequence[int]], layer: int
 ) -> list[dict[str, Any]]:
     """The pair's distance at the layer and at every one below, by the norm, before and after."""
     layers = tuple(range(layer + 1))
     found: list[dict[int, float]] = []
     for each in (double_copy(model), moved):
-        with in_double():
-            first, second = (each.states(torch.tensor([prompt]), layers) for prompt in ids)
+        first, second = (each.states(torch.tensor([prompt]), layers) for prompt in ids)
         last = {k: torch.stack([first[k][0, -1], second[k][0, -1]]) for k in layers}
         found.append({k: float(row_distances(*pair) / norms(pair).max()) for k, pair in last.items()})
     return [{"layer": k, "before": found[0][k], "after": found[1][k]} for k in layers]

@@ -18,12 +18,12 @@ from typing import TypeAlias
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from preimage.distances import norms
 from preimage.errors import OptionError
 from preimage.layers import Layer
-from preimage.models import LanguageModel
-from preimage.models.doubling import in_double
+from preimage.models.doubling import DoubleModel
 
 MEMORY = 4 * 2**30  # bytes, of J
 _ROWS = 128  # of J, computed together
@@ -47,7 +47,7 @@ class Movement:
     """
 
     def __init__(
-        self, model: LanguageModel, first: Ids, second: Ids, layer: Layer, only: str | None = None
+        self, model: DoubleModel, first: Ids, second: Ids, layer: Layer, only: str | None = None
     ) -> None:
         self._model, self._prompts, self._layer = model, (tuple(first), tuple(second)), layer
         self._undo: list[Callable[[], object]] = []
@@ -102,7 +102,7 @@ class Movement:
     def _states(self) -> list[Float[Tensor, " d"]]:
         """The last state of each prompt."""
         known = self._tokens
-        with in_double():
+        with sdpa_kernel(SDPBackend.MATH):  # plain products, of which gradients can be batched
             rows = [ids if known is None else [known[token] for token in ids] for ids in self._prompts]
             found = [self._model.run(torch.tensor([row]), layers=(self._layer,)) for row in rows]
         return [states[self._layer][0, -1] for states in found]
