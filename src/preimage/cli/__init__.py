@@ -1,7 +1,7 @@
 """The command line: parse, call the library, print.
 
-Exit codes: 0 done; 1 done, and something was not recovered or an unexplained collision was found; 2 bad
-input; 130 interrupted, resumable. 70 is a bug in preimage itself.
+Exit codes: 0 done; 1 done, and something was not recovered, an unexplained collision was found or a statement
+of the theory does not hold; 2 bad input; 130 interrupted, resumable. 70 is a bug in preimage itself.
 """
 
 from __future__ import annotations
