@@ -204,6 +204,7 @@ def test_a_sweep_is_the_runs_one_by_one(tmp_path: Path) -> None:
     assert len(figure.data) == 4 * 3 * 2  # four series, three panels, all prompts and subsets
     saved = read_json(tmp_path / "out" / "sweep.json")["runs"][0]
     assert Geometry.from_dict(saved) == sweep.runs[0].geometry
+    assert sweep.runs[0].geometry.length == 4
 
 
 def test_a_sweep_needs_equally_many_prompts(tmp_path: Path) -> None:
@@ -232,12 +233,15 @@ def test_the_command_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert (tmp_path / "out" / name).exists()
     assert main(given) == 0  # continued: everything is there
     assert "6-tokens" in capsys.readouterr().out
-    single = [*given[:2], str(tmp_path / "gpt2"), *given[3:8], "5", "--propagate", "--json"]
+    single = [*given[:2], str(tmp_path / "gpt2"), *given[3:8], "8", "--propagate", "--json"]
     assert main([*single, "--out", str(tmp_path / "one")]) == 0
     capsys.readouterr()
-    assert {"run.json", "items.jsonl", "layers.parquet", "depth.html", "quantised.html"} <= {
+    drawn = {f"{name}.html" for name in ("layers", "lengths", "depth", "quantised", "near-collisions")}
+    assert drawn | {"run.json", "items.jsonl", "layers.parquet"} <= {
         path.name for path in (tmp_path / "one").iterdir()
     }
+    assert main([*single, "--out", str(tmp_path / "one")]) == 0  # continued: everything is there
+    capsys.readouterr()
     for wrong in (["--length", "x"], ["--dtype", "float32,x"], ["--figures", "gif"], ["--subsets", "1"]):
         assert main([*given[:7], *wrong, "--json"]) == 2
         assert set(json.loads(capsys.readouterr().out)["error"]) == {"code", "message", "hint"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,9 @@ from preimage.schema import SCHEMA
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from preimage.geometry import GeometryOptions
+    from preimage.progress import Progress
+    from preimage.prompts import PromptOptions
     from preimage.results import Geometry, GeometrySweep
 
 
@@ -98,19 +102,58 @@ def geometry(
             quantisers=quantisers, layers=layers, prompts=chosen, options=options, device=device, out=out,
             progress=progress,
         )  # fmt: skip
+        if len(sweep.runs) == 1:
+            shorter = None
+            if out is not None and source is not None and not text:
+                shorter = _shorter(sweep, str(source), chosen, options, device, out, progress)
     if len(sweep.runs) == 1:
-        _finish(sweep.runs[0].geometry, sweep.runs[0].identity, out, formats, json)
+        _finish(sweep.runs[0].geometry, sweep.runs[0].identity, out, formats, json, shorter)
     else:
         _finish_sweep(sweep, out, formats, json)
 
 
+def _shorter(
+    sweep: GeometrySweep,
+    source: str,
+    prompts: PromptOptions,
+    options: GeometryOptions,
+    device: str,
+    out: Path,
+    progress: Progress,
+) -> dict[str, dict[int, Geometry]] | None:
+    """The last layer at a quarter and at half of the length as well, for the figure of lengths."""
+    from preimage.errors import PromptError
+    from preimage.geometry import sweep_geometry
+
+    (run,) = sweep.runs
+    last, whole = list(run.geometry.layers.values())[-1], run.geometry.length
+    if whole is None or whole < 8:
+        return None
+    try:
+        more = sweep_geometry(
+            [run.setting.model], source, lengths=(whole // 4, whole // 2), dtypes=(run.setting.dtype,),
+            layers=[last.layer], prompts=prompts, options=replace(options, bits=(None,)), device=device,
+            out=out / "shorter", progress=progress,
+        )  # fmt: skip
+    except PromptError:  # not as many at that length
+        return None
+    found = {one.setting.length or 0: one.geometry for one in more.runs} | {whole: run.geometry}
+    return {run.setting.model: found} if len({shape.prompts for shape in found.values()}) == 1 else None
+
+
 def _finish(
-    found: Geometry, model: dict[str, object] | None, out: Path | None, formats: tuple[str, ...], json: bool
+    found: Geometry,
+    model: dict[str, object] | None,
+    out: Path | None,
+    formats: tuple[str, ...],
+    json: bool,
+    by_length: dict[str, dict[int, Geometry]] | None = None,
 ) -> None:
-    from preimage.report import save_figures
+    from preimage.report import length_figure, save_figures
 
     if out is not None:
-        save_figures(_figures(found), out, formats)
+        lengths = {"lengths": length_figure(by_length)} if by_length else {}
+        save_figures(_figures(found) | lengths, out, formats)
     if json:
         print_json({"schema": SCHEMA, "command": "geometry", "model": model, **found.to_dict()})
         return

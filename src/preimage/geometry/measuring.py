@@ -83,6 +83,7 @@ def measure_geometry(
             number: LayerSet({layer: measured[number] for layer, measured in found.items()})
             for number in wanted
         },
+        length=layers.prompts.largest if layers.prompts.name == "hamming" else None,
     )
     if folder is not None:
         folder.finish({"results": result.to_dict()})

@@ -117,12 +117,14 @@ class Geometry:
     options: dict[str, Any]
     layers: dict[Layer, LayerGeometry]
     quantised: dict[int, LayerSet]
+    length: int | None = None  # tokens of every prompt, None where they differ
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Geometry:
         """The inverse of ``to_dict``, also after json made every key a text."""
         quantised = {int(bits): LayerSet(_layers(some["layers"])) for bits, some in data["quantised"].items()}
         fields = {name: data[name] for name in ("prompts", "prompt_distance", "options")}
+        fields["length"] = data.get("length")
         return cls(**fields, layers=_layers(data["layers"]), quantised=quantised)
 
     @property
@@ -191,7 +193,7 @@ class GeometrySweep:
         """Plain json types."""
         return {
             "runs": [
-                {**asdict(run.setting), "identity": run.identity, **run.geometry.to_dict()}
+                {**run.geometry.to_dict(), **asdict(run.setting), "identity": run.identity}
                 for run in self.runs
             ]
         }
