@@ -33,9 +33,10 @@ def bench_geometry(
 ) -> dict[str, Any]:
     """Median over rounds of (seconds of the ratios of all pairs) / (seconds of the margin), turn by turn.
 
-    Both start from the captured states of a layer: the margin is the certified closest pair, the ratios are
-    every prompt's smallest D/d over all others, its margin and its second nearest state. The prompts' ids are
-    made ready once for all layers (``prompt_seconds``). ``worst`` is the largest ratio of a layer.
+    Both start from the captured states of a layer and look at all pairs: the margin is every prompt's
+    certified nearest distance, the ratios are every prompt's smallest D/d, its margin and its second nearest
+    state. The prompts' ids are made ready once for all layers (``prompt_seconds``). ``worst`` is the largest
+    ratio of a layer.
     """
     if count < 2 or length < 1 or rounds < 1:
         raise OptionError(
@@ -70,7 +71,7 @@ def _timed(x: Float[Tensor, "row d"], prompts: PromptDistances, rounds: int) -> 
     """Both sides on one layer, turn by turn."""
 
     def margin() -> None:
-        PairScan(x).closest(1)
+        PairScan(x).nearest  # noqa: B018  # computed when asked for
 
     def ratios() -> None:
         measure_ratios(PairScan(x), prompts)
