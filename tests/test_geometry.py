@@ -14,6 +14,7 @@ from torch import Tensor
 import preimage
 from preimage.cli import main
 from preimage.distances import PairScan, norms, row_distances
+from preimage.distances.arithmetic import FLOAT64
 from preimage.errors import OptionError, PromptError, RunFolderError
 from preimage.geometry import GeometryOptions, Quantiser, measure_geometry
 from preimage.geometry.prompt_distances import PromptDistances
@@ -274,6 +275,26 @@ def test_scaling_permuting_and_adding() -> None:
     assert (shuffled.margin, shuffled.colipschitz) == (base.margin, base.colipschitz)
     assert fewer.margin >= base.margin
     assert fewer.colipschitz >= base.colipschitz
+
+
+def test_tiles_and_arithmetic_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:  # N4
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(700, 24, generator=generator) + 5
+    x[300] = x[7]
+    ids = torch.randint(0, 9, (700, 7), generator=generator).tolist()
+    ids = [[*row, number // 30, number % 30] for number, row in enumerate(ids)]
+    states = given_states(x, ids, 1)
+    expected = measure_geometry(states)
+    for changes in (
+        {"distances.screen._TILE": {"cpu": 256}, "geometry.ratios._TOGETHER": {"cpu": 33}},
+        {"distances.screen._TILE": {"cpu": 512}, "distances.screen._DECIDED": {"cpu": 100}},
+        {"geometry.ratios._CERTIFIED": 50, "distances.pairs._CERTIFIED": {"cpu": 17}},
+        {"distances.pairs.LADDERS": {"cpu": (FLOAT64,)}},
+    ):
+        with monkeypatch.context() as patch:
+            for name, value in changes.items():
+                patch.setattr(f"preimage.{name}", value)
+            assert measure_geometry(states) == expected
 
 
 def test_the_intrinsic_dimension_is_that_of_the_cloud() -> None:
