@@ -19,7 +19,7 @@ import preimage
 from preimage.bench import bench_geometry
 from preimage.cli import main
 from preimage.distances import PairScan, norms, row_distances, same_rows
-from preimage.errors import BundleError, OptionError
+from preimage.errors import BundleError, OptionError, PromptError
 from preimage.geometry import GeometryOptions, Quantiser, measure_geometry, propagate, sweep_geometry
 from preimage.geometry.layer import measure_subsets
 from preimage.geometry.prompt_distances import PromptDistances
@@ -214,6 +214,8 @@ def test_a_sweep_needs_equally_many_prompts(tmp_path: Path) -> None:
     )
     with pytest.raises(OptionError, match=r"different numbers of prompts.*18 at .*, 10, 36 at .*, 5"):
         sweep_geometry([model], tmp_path / "p.jsonl", lengths=(10, 5), prompts=PromptOptions(bos=False))
+    with pytest.raises(PromptError, match="no pair"):
+        sweep_geometry([model], "random", prompts=PromptOptions(count=1))
     with pytest.raises(OptionError, match="over nothing"):
         sweep_geometry([], "random")
 

@@ -67,13 +67,14 @@ def geometry(
     if text and prompts:
         raise OptionError("--text and --prompts: both given.", "Give one of them.")
     lengths = _lengths(length)
+    from preimage.report import parse_formats
+
+    formats = parse_formats(figures)
     import preimage
     from preimage.geometry import GeometryOptions, Quantiser, sweep_geometry
     from preimage.models.loading import parse_device, parse_dtype
     from preimage.prompts import PromptOptions
-    from preimage.report import parse_formats
 
-    formats = parse_formats(figures)
     quantisers = [
         Quantiser(granularity=each, range=of, percentile=percentile)
         for each in _listed(granularity)

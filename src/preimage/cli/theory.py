@@ -59,10 +59,10 @@ def analyticity(
     json: Json = False,
 ) -> int:
     """Is every block real-analytic in its parameters? Which modules break it?"""
-    from preimage.theory import check_analyticity
-
     _check_folder(out)
     loaded, _ = _load(model, None, device=device)
+    from preimage.theory import check_analyticity
+
     return _finish("analyticity", loaded, check_analyticity(loaded), out, json)
 
 
@@ -84,8 +84,6 @@ def dichotomy(
     json: Json = False,
 ) -> int:
     """Which prompts do almost all parameters separate, and which none? Without prompts: all short ones."""
-    from preimage.theory import check_dichotomy, search_structure
-
     _check_folder(out)
     given = {"vocabulary": vocabulary, "longest": longest, "bos": bos_id}
     search: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -98,7 +96,9 @@ def dichotomy(
     if not listed and not count is length is bos is None:
         raise OptionError("--count, --length and --bos belong to given prompts.", "Give --text or --prompts.")
     choice = _few(text, prompts, count, length, seed, bos) if listed else None
-    loaded, ids = _load(model, choice, layers=layers, device="cpu")
+    loaded, ids = _load(model, choice, layers=layers, device="cpu", least=2)
+    from preimage.theory import check_dichotomy, search_structure
+
     with progress_bar() as progress:
         if listed:
             report = check_dichotomy(loaded, ids, layers, draws=draws, seed=seed, progress=progress)
@@ -124,11 +124,11 @@ def symmetry(
     json: Json = False,
 ) -> int:
     """Do states, margins and collisions stay where the weights move along the symmetry group?"""
-    from preimage.theory import check_symmetry
-
     _check_folder(out)
     choice = _few(text, prompts, count, length, seed, bos)
-    loaded, ids = _load(model, choice, dtype=dtype, device=device)
+    loaded, ids = _load(model, choice, dtype=dtype, device=device, least=2)
+    from preimage.theory import check_symmetry
+
     with progress_bar() as progress:
         report = check_symmetry(loaded, ids, seed=seed, progress=progress)
     return _finish("symmetry", loaded, report, out, json)
@@ -199,14 +199,14 @@ def discriminant(
     json: Json = False,
 ) -> int:
     """How far are the parameters from some at which two prompts, --text A --text B, collide?"""
-    from preimage.theory import distance_to_collision
-
     _check_folder(out)
     if text:
         _pair(text)
     choice = PromptChoice(text, prompts, bos=bos)
     loaded, ids = _load(model, choice, layer=layer, dtype=dtype, device=device)
     first, second = _pair(ids)
+    from preimage.theory import distance_to_collision
+
     with progress_bar() as progress:
         report = distance_to_collision(
             loaded, first, second, layer, learning_rate=learning_rate, only=only, progress=progress
@@ -278,8 +278,9 @@ def _load(
     layer: str | None = None,
     dtype: str = "float32",
     device: str = "auto",
+    least: int = 1,
 ) -> tuple[LanguageModel, list[tuple[int, ...]]]:
-    """A model and its prompts; wrong layers and prompts are refused before the weights are read."""
+    """A model and its prompts, ``least`` or more; what is wrong is refused before the weights are read."""
     import preimage
     from preimage.layers import parse_layer, parse_layers
     from preimage.models import read_preview
@@ -291,7 +292,9 @@ def _load(
         if layer is not None:
             parse_layer(layer, known.n_layers)
         if choice is not None:
-            choice.token_ids(known)
+            found = len(choice.token_ids(known))
+            if found < least:
+                raise PromptError(f"The prompts are {found}.", f"Give {least} or more.")
     loaded = preimage.load(model, dtype=dtype, device=device)
     return loaded, [] if choice is None else choice.token_ids(loaded)
 

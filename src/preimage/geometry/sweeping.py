@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from preimage.errors import OptionError
+from preimage.errors import OptionError, PromptError
 from preimage.geometry.measuring import measure_geometry, plan_of
 from preimage.geometry.options import GeometryOptions
 from preimage.geometry.quantisers import Quantiser
@@ -120,6 +120,8 @@ def _gather(
                 vocab_size=known.vocab_size,
                 max_length=known.max_length,
             )
+    if any(len(found) < 2 for found in sets.values()):
+        raise PromptError("One prompt makes no pair.", "Give at least two different ones.")
     if len({len(found) for found in sets.values()}) > 1:
         given = ", ".join(f"{len(found)} at {name}, {length}" for (name, length), found in sets.items())
         raise OptionError(
