@@ -370,6 +370,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ["--range", "wide"],
         ["--quantile", "3"],
         ["--text", "a"],
+        ["--length", "8"],
+        ["--granularity", "layer,channel"],
         ["--layers", "z"],
     ],
 )

@@ -59,10 +59,10 @@ def geometry(
     Lists of models, lengths, dtypes, granularities or ranges give a sweep: every combination, one table.
     """
     if bundle is not None:
-        if text or prompts:
+        if text or prompts or count or length:
             raise OptionError("A bundle and prompts were given.", "Give one of them.")
-        if propagate:
-            raise OptionError("--propagate needs the model and its prompts.", "Give those, not a bundle.")
+        if propagate or "," in granularity + value_range:
+            raise OptionError("--propagate and sweeps need the model and its prompts.", "Give no bundle.")
         read_manifest(bundle)  # what is no bundle is refused before torch is imported
     if text and prompts:
         raise OptionError("--text and --prompts: both given.", "Give one of them.")
