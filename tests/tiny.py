@@ -57,6 +57,11 @@ def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **change
     return t.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
+def opt_with_projection(seed: int = 0, **changes: object) -> nn.Module:
+    """OPT whose embeddings are narrower than its blocks: a projection follows the table."""
+    return build("opt", seed, word_embed_proj_dim=16, **changes)
+
+
 @functools.cache
 def tiny(name: str, seed: int = 0) -> LanguageModel:
     """The same, loaded by preimage; shared between tests, which must not change it."""

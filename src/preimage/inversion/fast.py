@@ -4,7 +4,9 @@ What a pass verifies from the left is settled. On a GPU many prompts share a pas
 candidates are tried in whole rows, so that a right guess verifies the rest at once. On a CPU prompts go one
 by one, and the mismatch is repaired by a batch of single tokens on the keys and values the pass left behind.
 In both, candidates follow the proposer's order, in growing batches up to the whole vocabulary, and the last
-pass runs over the whole prompt and verifies every position.
+pass runs over the whole prompt and verifies every position. Then one more pass tries, at every position, the
+token most likely to be mistaken for the verified one: where that is not far away, a search with the whole
+vocabulary decides.
 """
 
 from __future__ import annotations
@@ -20,15 +22,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from preimage.distances import norms, row_distances
 from preimage.inversion.budget import Budget, BudgetSpentError
 from preimage.inversion.policies import Policy, RankedPolicy
 from preimage.inversion.proposers import Proposer
 from preimage.inversion.readings import Reading
 from preimage.inversion.search import BACKOFF_TOLERANCES, Fit, Frame, Outcome, Search, Verified
-from preimage.inversion.twins import Rivals
-from preimage.inversion.verifier import Verifier
-from preimage.models import LanguageModel, Prefix
+from preimage.inversion.twins import rivals_of
+from preimage.inversion.verifier import FAR, Target, Verifier
+from preimage.models import LanguageModel, Prefix, states_of_branches
 from preimage.results import Positions
 
 # Candidates tried in rows of their own on a GPU, round after round, before a cached prefix: the first with
@@ -36,6 +37,8 @@ from preimage.results import Positions
 _LADDER = (2, 16, 64)
 _FIRST_BATCH = {"cpu": 8, "cuda": 512}  # candidates tried first on a cached prefix
 _BATCH_TOKENS = 16384  # tokens of one pass
+_BRANCHES = 512  # tokens tried beside one prompt in one pass
+_FAITHFUL = 16.0  # a token of the prompt, tried as a branch, may be so many times out of reach
 _WHOLE_REPAIRS = (
     1  # a prompt with more repairs than this is run from its first mismatch on, and whole at last
 )
@@ -50,13 +53,16 @@ class Job:
 
     index: int
     observed: Float[Tensor, "position d_model"]
-    tolerances: list[float]
+    target: Target
     ids: Int[Tensor, " position"]  # the proposal; its first ``verified`` tokens are settled
+    second: Int[Tensor, " position"]  # the next best everywhere
     budget: Budget
     make_prefix: Callable[[], Prefix]
     verified: int = 0
     refused: dict[int, dict[int, float]] = field(default_factory=dict)  # position -> token -> distance
     distances: list[float] = field(default_factory=list)
+    runners_up: list[tuple[int, float]] = field(default_factory=list)  # the nearest other token everywhere
+    tests: list[int] = field(default_factory=list)  # tokens tested everywhere, once it is verified
     repairs: int = 0
     stage: int = 0  # rounds spent on the first mismatch
     plainly: bool = False  # whether only plain passes over the whole prompt are near enough to the states
@@ -90,7 +96,7 @@ class FastInverter:
         self._verifier = verifier
         self._proposer = proposer
         self._repair_policy = repair
-        self._rivals = Rivals(model)
+        self._rivals = rivals_of(model)
         self._together = model.device.type != "cpu" if together is None else together
 
     def run(self, observed: Sequence[Float[Tensor, "_ d_model"]], budgets: Sequence[Budget]) -> list[Outcome]:
@@ -100,22 +106,22 @@ class FastInverter:
             padded = pad_sequence(list(observed), batch_first=True).to(self._model.device)
             valid = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
             reading = self._proposer.read(padded, valid)
-            jobs = self._jobs(padded, reading, lengths.tolist(), budgets)
+            target = self._verifier.target(padded)
+            jobs = self._jobs(padded, target, reading, lengths.tolist(), budgets)
             if self._together:
-                self._run_together(jobs, padded, reading)
+                self._run_together(jobs, target, reading)
             else:
                 for job in jobs:
                     self._run_alone(job, reading)
         return [job.outcome for job in jobs]  # type: ignore[misc]  # every job has ended
 
     def _jobs(
-        self, padded: Tensor, reading: Reading, lengths: list[int], budgets: Sequence[Budget]
+        self, padded: Tensor, target: Target, reading: Reading, lengths: list[int], budgets: Sequence[Budget]
     ) -> list[Job]:
-        ids = reading.best().cpu()
+        ids, second = (tokens.cpu() for tokens in reading.best_two())
         make_prefix = partial(self._model.prefix, self._verifier.layer)
-        tolerances = (self._verifier.relative * norms(padded)).tolist()
         return [
-            Job(i, padded[i, :n], tolerances[i][:n], ids[i, :n], budget, make_prefix)
+            Job(i, padded[i, :n], target[i, :n], ids[i, :n], second[i, :n], budget, make_prefix)
             for i, (n, budget) in enumerate(zip(lengths, budgets, strict=True))
         ]  # fmt: skip
 
@@ -142,41 +148,43 @@ class FastInverter:
         """Run a prompt from a position on; what agrees from the left is settled."""
         row = job.ids if job.verified == len(job) else job.affordable(len(job))
         if job.plainly:
-            job.distances = self._verifier.whole_sequence(row.tolist(), job.observed[: len(row)])
+            job.distances = self._verifier.whole_sequence(row.tolist(), job.target[: len(row)])
         else:
             job.prefix.crop(start)
             seen = self._verifier.observe(job.prefix.extend(row[start:]))
-            job.distances = (
-                job.distances[:start] + row_distances(seen, job.observed[start : len(row)]).tolist()
-            )
+            job.distances = job.distances[:start] + job.target[start : len(row)].away(seen).tolist()
         before = job.verified
         job.verified = self._note_refusal(job, row, job.distances)
         job.budget.tests += max(0, job.verified - before) + (job.verified < len(row))
 
     # Many prompts in shared passes.
 
-    def _run_together(self, jobs: list[Job], padded: Tensor, reading: Reading) -> None:
+    def _run_together(self, jobs: list[Job], target: Target, reading: Reading) -> None:
         rows = {job.index: [job.affordable(len(job))] for job in jobs}
+        verified: list[Job] = []
         while rows:
-            self._round(jobs, padded, rows, reading)
-            following = {job.index: self._next(job, reading) for job in jobs if job.outcome is None}
+            self._round(jobs, target, rows, reading)
+            open_ = [jobs[index] for index in rows if jobs[index].outcome is None]
+            verified += [job for job in open_ if job.verified == len(job)]
+            following = {job.index: self._next(job, reading) for job in open_ if job.verified < len(job)}
             rows = {index: some for index, some in following.items() if some}
+        self._conclude_together(verified, reading)
 
     def _round(
-        self, jobs: list[Job], padded: Tensor, rows: dict[int, list[Tensor]], reading: Reading
+        self, jobs: list[Job], target: Target, rows: dict[int, list[Tensor]], reading: Reading
     ) -> None:
         """Run every row of every open prompt and keep, for each prompt, the one that gets furthest."""
         layer = self._verifier.layer
         every = [(index, row) for index, some in rows.items() for row in some]
         every.sort(key=lambda item: len(item[1]))  # rows of about one length share a pass
         found: dict[int, list[tuple[int, Tensor, list[float]]]] = {index: [] for index in rows}
-        size = max(1, _BATCH_TOKENS // padded.shape[1])
+        size = max(1, _BATCH_TOKENS // target.low.shape[1])
         for start in range(0, len(every), size):
             part = every[start : start + size]
             mine = [index for index, _ in part]
             ids = pad_sequence([row for _, row in part], batch_first=True)
             seen = self._verifier.observe(self._model.states(ids, (layer,))[layer])
-            distances = row_distances(seen, padded[mine, : ids.shape[1]]).tolist()
+            distances = target[mine, : ids.shape[1]].away(seen).tolist()
             for (index, row), away in zip(part, distances, strict=True):
                 job = jobs[index]
                 reach = self._note_refusal(job, row, away)
@@ -194,9 +202,6 @@ class FastInverter:
     def _next(self, job: Job, reading: Reading) -> list[Tensor]:
         """The rows to run next for a prompt; none when it has ended."""
         at = job.verified
-        if at == len(job):
-            self._conclude(job, reading)
-            return []
         refused = job.refused.get(at)
         try:
             job.budget.check()
@@ -221,7 +226,7 @@ class FastInverter:
     def _note_refusal(self, job: Job, ids: Tensor, distances: list[float]) -> int:
         """How many positions agree, counted from the left; the next token is refused."""
         for position, (distance, tolerance) in enumerate(
-            zip(distances[: len(ids)], job.tolerances, strict=False)
+            zip(distances[: len(ids)], job.target.tolerances, strict=False)
         ):
             if not distance <= tolerance:
                 job.refused.setdefault(position, {})[int(ids[position])] = distance
@@ -230,12 +235,9 @@ class FastInverter:
 
     def _repair(self, job: Job, reading: Reading) -> bool:
         """Find the token of the first mismatch on the cached prefix; False where the prompt ends there."""
-        at, tolerance, prefix = job.verified, job.tolerances[job.verified], job.prefix
-        prefix.crop(at)
-        if len(prefix) < at:
-            prefix.extend(job.ids[len(prefix) : at])
-        refused, twins, near = job.refused.setdefault(at, {}), self._rivals.twins, self._rivals.near
-        fits: list[int] = []
+        at, prefix = job.verified, self._prefix_of(job, job.verified)
+        tolerance, reach = job.target.tolerances[at], job.target.reaches[at]
+        refused = job.refused.setdefault(at, {})
         tested = torch.full((self._model.vocab_size,), math.inf, dtype=torch.float64)
         tested[list(refused)] = torch.tensor(list(refused.values()), dtype=torch.float64)
         first = _FIRST_BATCH.get(self._model.device.type, _FIRST_BATCH["cpu"])
@@ -245,23 +247,27 @@ class FastInverter:
         while nearest is None and len(ids := policy.propose(torch.isinf(tested))):
             job.budget.check()
             ids = ids[: job.budget.tests_left]
-            distances = self._verifier.distances(prefix, ids, job.observed[at])
+            distances = self._verifier.distances(prefix, ids, job.target[at])
             tested[ids] = distances
             job.budget.tests += len(ids)
-            refused.update(
-                (t, d) for t, d in zip(ids.tolist(), distances.tolist(), strict=True) if not d <= tolerance
-            )
-            fits = ids[distances <= tolerance].tolist()
-            nearest = int(ids[distances.argmin()]) if fits else None
-        if nearest is None or set(fits) - {nearest, *twins(nearest), *near(nearest)}:
-            # nothing fits, or tokens that are not alike do: a matter of alternatives
-            search = self._search(job, reading)
-            search.begin([Frame(fit) for fit in self._fits(job, at)])
-            job.outcome = search.run()
+            refused.update(zip(ids.tolist(), distances.tolist(), strict=True))
+            nearest = int(ids[distances.argmin()]) if float(distances.min()) <= tolerance else None
+        within = {token for token, distance in refused.items() if distance <= reach}
+        if nearest is None or within - {nearest, *self._rivals.twins(nearest)}:
+            self._search(job, reading, at)  # nothing fits, or several tokens may: a matter of alternatives
             return False
+        del refused[nearest]
         job.ids, job.stage = _replaced(job.ids, at, nearest), 0
         job.repairs += 1
         return True
+
+    def _prefix_of(self, job: Job, length: int) -> Prefix:
+        """The cached prefix, holding just the first tokens of the prompt."""
+        prefix = job.prefix
+        prefix.crop(length)
+        if len(prefix) < length:
+            prefix.extend(job.ids[len(prefix) : length])
+        return prefix
 
     def _fits_plainly(self, job: Job) -> bool:
         """Whether the nearest refused token fits in a plain pass over the whole prompt.
@@ -273,50 +279,164 @@ class FastInverter:
         if job.plainly or not refused:
             return False
         token = min(refused, key=refused.__getitem__)
-        if refused[token] > BACKOFF_TOLERANCES * job.tolerances[at]:
+        if refused[token] > BACKOFF_TOLERANCES * job.target.tolerances[at]:
             return False
         ids = _replaced(job.ids, at, token)
-        distance = self._verifier.whole_sequence(ids.tolist(), job.observed)[at]
+        distance = self._verifier.whole_sequence(ids.tolist(), job.target)[at]
         job.budget.tests += 1
-        if not distance <= job.tolerances[at]:
+        if not distance <= job.target.tolerances[at]:
             return False
         job.ids, job.plainly, job.stage = ids, True, 0
         job.repairs += 1
         return True
 
+    # What else may fit.
+
     def _conclude(self, job: Job, reading: Reading) -> None:
-        """Every position is verified; prompts with tokens of almost the same embedding may fit as well."""
-        if self._rivals.unmistakable(job.ids.tolist()):
+        """Every position is verified: it is the prompt where at every position all other tokens are far."""
+        try:
+            job.budget.check()
+            unclear = self._first_unclear(job, reading, len(job))
+        except BudgetSpentError as spent:
+            self._stop(job, spent)
+            return
+        self._end(job, reading, unclear)
+
+    def _end(self, job: Job, reading: Reading, unclear: int | None) -> None:
+        if unclear is not None:
+            self._search(job, reading, unclear)
+        elif any(self._rivals.twins(token) for token in job.ids.tolist()):
+            fits = self._fits(job, len(job))
+            job.outcome = Outcome((fits,), fits, None, "")
+        else:
             alone = Verified(self._positions(job, len(job)))
             job.outcome = Outcome((alone,), alone, None, "")
-            return
-        fits = self._fits(job, len(job))
-        near = [self._rivals.near(fit.position.token_id) for fit in fits]
-        frames = [
-            Frame(fit, [Fit(fit.position._replace(token_id=t), self._rivals.twins(t)) for t in others])
-            for fit, others in zip(fits, near, strict=True)
+
+    def _conclude_together(self, jobs: list[Job], reading: Reading) -> None:
+        """The same for many prompts, in shared passes over each prompt and its rivals."""
+        size = max(1, _BATCH_TOKENS // max((2 * len(job) for job in jobs), default=1))
+        for start in range(0, len(jobs), size):
+            some = jobs[start : start + size]
+            branches = [self._branches(job, reading, len(job)) for job in some]
+            ids, positions, tokens = (
+                pad_sequence(list(rows), batch_first=True)
+                for rows in zip(
+                    *((job.ids, *branch) for job, branch in zip(some, branches, strict=True)), strict=True
+                )
+            )
+            states = states_of_branches(self._model, self._verifier.layer, ids, positions, tokens)
+            seen = self._verifier.observe(states)
+            for job, (places, tried), row in zip(some, branches, seen, strict=True):
+                enough = job.budget.tests_left >= len(tried)
+                distances = job.target[places.tolist()].away(row[: len(tried)]).cpu()
+                if enough and self._faithful(job, places, tried, distances):
+                    self._end(job, reading, self._note_rivals(job, len(job), places, tried, distances))
+                else:
+                    self._conclude(job, reading)
+
+    def _first_unclear(self, job: Job, reading: Reading, count: int) -> int | None:
+        """The first of some verified positions at which another token may fit, or is not far from it."""
+        places, tried = self._branches(job, reading, count)
+        prefix = self._prefix_of(job, count)
+        if job.budget.tests_left < len(tried):
+            raise BudgetSpentError("the budget was spent before it was known how far apart tokens lie")
+        parts = [
+            job.target[some.tolist()].away(self._verifier.observe(prefix.try_at(some, ids))).cpu()
+            for some, ids in zip(places.split(_BRANCHES), tried.split(_BRANCHES), strict=True)
         ]
-        search = self._search(job, reading)
-        search.begin(frames)
-        complete: list[tuple[Fit, ...]] = []
-        search.conclude(complete)
-        job.outcome = search.outcome(tuple(complete))
+        distances = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+        if not self._faithful(job, places, tried, distances):
+            distances = self._one_by_one(job, places, tried)
+        return self._note_rivals(job, count, places, tried, distances)
+
+    def _branches(
+        self, job: Job, reading: Reading, count: int
+    ) -> tuple[Int[Tensor, " branch"], Int[Tensor, " branch"]]:
+        """Positions and tokens to try there: the verified one's likeliest rival, and those near it.
+
+        A few verified tokens are tried too: what comes of them tells whether the model takes branches.
+        """
+        ids = job.ids[:count].tolist()
+        self._rivals.look_up(ids)
+        branches: list[tuple[int, int]] = []
+        for index, (token, second) in enumerate(zip(ids, job.second.tolist(), strict=False)):
+            refused, twins = job.refused.get(index, {}), self._rivals.twins(token)
+            if second == token or second in twins:
+                likely = reading.top(job.index, index, 2 + len(twins))
+                second = next((other for other in likely if other != token and other not in twins), token)
+            rivals = {second, *self._rivals.near(token)} - {token, *refused}
+            branches += [(index, rival) for rival in sorted(rivals)]
+        branches += [
+            (index, ids[index]) for index in sorted({0, count // 2, count - 1}) if 0 <= index < count
+        ]
+        places, tokens = torch.tensor(branches, dtype=torch.long).view(-1, 2).unbind(dim=1)
+        return places, tokens
+
+    def _faithful(self, job: Job, places: Tensor, tokens: Tensor, distances: Tensor) -> bool:
+        """Whether tokens of the prompt, tried as branches at their own positions, give their own states."""
+        own = tokens == job.ids[places]
+        reach = torch.tensor(job.target.reaches, dtype=torch.float64)[places]
+        return bool((distances <= _FAITHFUL * reach)[own].all())
+
+    def _one_by_one(
+        self, job: Job, places: Int[Tensor, " branch"], tokens: Int[Tensor, " branch"]
+    ) -> Float[Tensor, " branch"]:
+        """The same distances without branches: position by position, from the last to the first."""
+        distances = torch.empty(len(tokens), dtype=torch.float64)
+        for index in reversed(places.unique().tolist()):
+            mine = (places == index).nonzero().flatten()
+            prefix = self._prefix_of(job, index)
+            distances[mine] = self._verifier.distances(prefix, tokens[mine], job.target[index])
+        return distances
+
+    def _note_rivals(
+        self, job: Job, count: int, places: Tensor, tokens: Tensor, distances: Tensor
+    ) -> int | None:
+        """Keep the nearest other token of every position; the first position where that is not far."""
+        others = [dict(job.refused.get(index, {})) for index in range(count)]
+        for index, token, distance in zip(places.tolist(), tokens.tolist(), distances.tolist(), strict=True):
+            if token != int(job.ids[index]):
+                others[index][token] = distance
+                job.budget.tests += 1
+        job.tests = [1 + len(some) for some in others]
+        job.runners_up = [
+            min(some.items(), key=lambda item: item[1], default=(-1, math.inf)) for some in others
+        ]
+        reaches = job.target.reaches
+        for index, (token, distance) in enumerate(job.runners_up):
+            if token < 0 or not distance >= FAR * reaches[index]:
+                return index
+        return None
 
     def _stop(self, job: Job, spent: BudgetSpentError) -> None:
         at = min(job.verified, len(job.distances))
-        job.outcome = Outcome((), self._fits(job, at), None, f"Stopped at position {at}: {spent}.")
+        fits = self._fits(job, at)
+        found = (fits,) if at == len(job) else ()
+        job.outcome = Outcome(found, fits, None, f"Stopped at position {at}: {spent}.", undecided=True)
 
-    def _search(self, job: Job, reading: Reading) -> Search:
-        """A search behind the verified part of a prompt, in the proposer's order."""
+    def _search(self, job: Job, reading: Reading, start: int) -> None:
+        """Decide a prompt by a search from a position on, or from an earlier one that is not clear either."""
+        try:
+            job.budget.check()
+            if start and not job.runners_up:
+                earlier = self._first_unclear(job, reading, start)
+                start = start if earlier is None else earlier
+        except BudgetSpentError as spent:
+            self._stop(job, spent)
+            return
 
         def policy(position: int) -> Policy:
             return RankedPolicy(reading.order(job.index, position), 16, job.prefix.max_candidates)
 
-        return Search(job.observed, job.prefix, self._verifier, policy, self._rivals, job.budget, job.refused)
+        prefix = self._prefix_of(job, start)
+        refused = {start: job.refused.get(start, {})}
+        search = Search(job.target, prefix, self._verifier, policy, self._rivals, job.budget, refused)
+        job.outcome = search.run([Frame(fit) for fit in self._fits(job, start)])
 
     def _positions(self, job: Job, count: int) -> Positions:
-        tests = {index: 1 + len(refused) for index, refused in job.refused.items()}
-        return Positions(job.ids[:count].tolist(), job.distances[:count], job.tolerances[:count], tests)
+        tests = job.tests or [1 + len(job.refused.get(index, {})) for index in range(count)]
+        columns = job.ids[:count].tolist(), job.distances[:count], job.target.tolerances[:count]
+        return Positions(*columns, tests[:count], job.runners_up[:count])
 
     def _fits(self, job: Job, count: int) -> tuple[Fit, ...]:
         """The first positions, as they were verified."""

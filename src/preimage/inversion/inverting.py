@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import math
+import time
 import weakref
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,24 +18,19 @@ from preimage.inversion.budget import Budget
 from preimage.inversion.fast import FastInverter, RepairPolicy
 from preimage.inversion.last_only import invert_last
 from preimage.inversion.options import InvertOptions
-from preimage.inversion.policies import (
-    GradientPolicy,
-    InterruptedPolicy,
-    Policy,
-    RandomPolicy,
-    RankedPolicy,
-)
+from preimage.inversion.outcomes import make_result, say_how, with_status
+from preimage.inversion.policies import GradientPolicy, InterruptedPolicy, Policy, RandomPolicy
 from preimage.inversion.proposers import Proposer, build_proposer
-from preimage.inversion.proving import prove
-from preimage.inversion.search import MAX_PROMPTS, Fit, Outcome, Search, Verified
-from preimage.inversion.twins import Rivals
+from preimage.inversion.proving import prove, search_everywhere
+from preimage.inversion.search import Outcome, Search
+from preimage.inversion.twins import rivals_of
 from preimage.inversion.uncached import UncachedPrefix
 from preimage.inversion.verifier import Trial, Verifier
 from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
-from preimage.results import Inversion, Position, RunFolder, Status
-from preimage.states import States, noise_floor, storage_roundoff
+from preimage.results import Inversion, RunFolder
+from preimage.states import States, noise_of
 
 
 def invert(
@@ -58,6 +51,7 @@ def invert(
     again continues it. States of another model or layer are not refused here: they come back as
     ``not_recovered`` (``states.require_made_by(model)`` refuses them at once).
     """
+    began = time.perf_counter()
     chosen = replace(options or InvertOptions(), **changes)
     if isinstance(states, Tensor):
         if layer is None:
@@ -73,23 +67,25 @@ def invert(
 
     kept = {} if folder is None else {int(key): Inversion.from_dict(i) for key, i in folder.items.items()}
     open_ = [index for index in range(len(states)) if index not in kept]
-    fast = chosen.method == "fast" and states.positions == "all" and bool(open_)
-    proposer = _proposer(model, at, chosen.wanted) if fast else None
-    engine = None
-    if proposer is not None and verifier.relative <= _CLEAR:
-        engine = FastInverter(model, verifier, proposer, _repair_policy(model, verifier, chosen))
+    engine, proposer = None, ""
+    if chosen.method == "fast" and states.positions == "all" and open_:
+        reading = _proposer(model, at, chosen.wanted)
+        engine, proposer = (
+            FastInverter(model, verifier, reading, _repair_policy(model, verifier, chosen)),
+            reading.name,
+        )
+    setup = time.perf_counter() - began
 
     def some(indices: tuple[int, ...]) -> None:
         found = (
             _invert_together(model, states, indices, verifier, chosen, engine)
             if engine is not None
-            else [_invert_one(model, states, indices[0], verifier, chosen, proposer)]
+            else [_invert_one(model, states, indices[0], verifier, chosen)]
         )
         for index, result in zip(indices, found, strict=True):
-            if proposer is not None:
-                result = replace(result, proposer=proposer.name)
+            result = replace(result, proposer=proposer, setup_seconds=setup)
             if chosen.prove:
-                result = prove(model, result, states.at(index, at), verifier, progress)
+                result = _proved(model, result, states.at(index, at), verifier, chosen, progress)
             if folder is not None:
                 folder.add(str(index), result.to_dict())
             kept[index] = result
@@ -143,19 +139,12 @@ def _choose_layer(states: States, layer: int | str | None, n_layers: int) -> Lay
 
 
 def _verifier(model: LanguageModel, states: States, layer: Layer, options: InvertOptions) -> Verifier:
-    floor = max(noise_floor(model, (layer,))[layer], states.noise_floor.get(layer, 0.0))
-    return Verifier(
-        model,
-        layer,
-        floor=floor,
-        roundoff=storage_roundoff(states.dtype, model.dtype),
-        tolerance=options.tolerance,
-    )
+    """What is allowed comes from this model on this machine, never from what came with the states."""
+    verifier = Verifier(model, layer, noise=noise_of(model, (layer,))[layer], tolerance=options.tolerance)
+    verifier.require_above_noise(states.at(0, layer).dtype)
+    return verifier
 
 
-# Up to this relative tolerance tokens are told apart so clearly that the first one that fits is the one.
-# Above it (half precision) others may fit as well, and every position is searched with its rivals.
-_CLEAR = 1e-3
 _BATCH_TOKENS = 2**16  # tokens inverted together on a GPU
 _PADDING = 1.25  # longest prompt of a batch over its shortest
 _GRADIENT = (3, 128)  # gradient proposals come after so many ranked batches, and are so many
@@ -186,12 +175,7 @@ def _repair_policy(model: LanguageModel, verifier: Verifier, options: InvertOpti
 
 
 def _invert_one(
-    model: LanguageModel,
-    states: States,
-    index: int,
-    verifier: Verifier,
-    options: InvertOptions,
-    proposer: Proposer | None,
+    model: LanguageModel, states: States, index: int, verifier: Verifier, options: InvertOptions
 ) -> Inversion:
     observed = states.finite_at(index, verifier.layer)
     run_before = model.forward_tokens
@@ -199,9 +183,32 @@ def _invert_one(
     if states.positions == "last":
         outcome = invert_last(model, observed, verifier, budget)
     else:
-        outcome = _search(model, observed, verifier, options, budget, index, proposer)
+        outcome = _search(model, observed, verifier, options, budget, index)
     ran = model.forward_tokens - run_before
-    return _result(model, outcome, verifier, options, budget.tests, budget.seconds, ran)
+    return make_result(model, outcome, verifier, options, budget.tests, budget.seconds, ran)
+
+
+def _proved(
+    model: LanguageModel,
+    result: Inversion,
+    observed: Tensor,
+    verifier: Verifier,
+    options: InvertOptions,
+    progress: Progress,
+) -> Inversion:
+    """The result with its proof; a proof that finds another token within reach lets a search decide anew."""
+    target = verifier.target(observed)
+    proved, holds = prove(model, result, target, verifier, progress)
+    if result.fitting == 0:
+        return proved
+    if holds:
+        listed = max(1, len(result.alternatives))
+        proved = replace(proved, complete=result.fitting == listed, reason="")
+        if result.fitting > 1:  # twins
+            return proved
+        return say_how(replace(proved, status="recovered", alternatives=()), model.vocab_size)
+    outcome = search_everywhere(model, target, verifier, options.timeout)
+    return with_status(replace(proved, reason=outcome.reason, unique=None), outcome, model.vocab_size)
 
 
 def _budget(model: LanguageModel, length: int, options: InvertOptions) -> Budget:
@@ -225,7 +232,7 @@ def _invert_together(
     outcomes = engine.run(observed, budgets)
     ran, seconds = (model.forward_tokens - run_before) // len(indices), clock.seconds / len(indices)
     return [
-        _result(model, outcome, verifier, options, budget.tests, seconds, ran)
+        make_result(model, outcome, verifier, options, budget.tests, seconds, ran)
         for outcome, budget in zip(outcomes, budgets, strict=True)
     ]
 
@@ -237,88 +244,16 @@ def _search(
     options: InvertOptions,
     budget: Budget,
     index: int,
-    proposer: Proposer | None,
 ) -> Outcome:
     prefix: Trial = model.prefix(verifier.layer)
     if options.published_cost:
         prefix = UncachedPrefix(model, verifier.layer)
     generator = torch.Generator().manual_seed(options.seed + index)
-    reading = None
-    if proposer is not None:
-        valid = torch.ones(1, len(observed), dtype=torch.bool, device=model.device)
-        reading = proposer.read(observed[None].to(model.device), valid)
 
     def policy(position: int) -> Policy:
-        if reading is not None:
-            return RankedPolicy(reading.order(0, position), 16, prefix.max_candidates)
         if options.method == "brute-force":
             return RandomPolicy(model.vocab_size, prefix.max_candidates, generator)
         return GradientPolicy(model, prefix, observed[position], verifier.observe, options, generator)
 
-    return Search(observed, prefix, verifier, policy, Rivals(model), budget).run()
-
-
-def _result(
-    model: LanguageModel,
-    outcome: Outcome,
-    verifier: Verifier,
-    options: InvertOptions,
-    tests: int,
-    seconds: float,
-    forward_tokens: int,
-) -> Inversion:
-    best: Sequence[Fit] = outcome.hypotheses[0] if outcome.hypotheses else outcome.partial
-    fitting, prompts = _expand(outcome.hypotheses)
-    others: list[float] = []
-    positions: Sequence[Position]
-    if isinstance(best, Verified):
-        positions, ids = best.positions, best.positions.token_ids
-    else:
-        positions = tuple(fit.position for fit in best)
-        ids = tuple(position.token_id for position in positions)
-        others = [p.runner_up_distance for p in positions if p.runner_up_distance is not None]
-    failure = None if outcome.hypotheses else outcome.failure
-    if failure is not None and failure.index >= len(positions):
-        positions = (*positions, failure)
-    return Inversion(
-        status=_status(fitting, outcome),
-        token_ids=ids,
-        text=model.decode(ids),
-        layer=verifier.layer,
-        method=options.method,
-        proposer="",
-        seconds=seconds,
-        forward_tokens=forward_tokens,
-        tests=tests,
-        margin=min(others, default=None),
-        noise_floor=verifier.floor,
-        seed=options.seed,
-        positions=positions,
-        fitting=fitting,
-        alternatives=tuple(prompts) if fitting > 1 or outcome.undecided else (),
-        failed_position=None if failure is None else failure.index,
-        failed_distance=None if failure is None else failure.distance,
-        reason=outcome.reason if not outcome.hypotheses or outcome.undecided else "",
-    )
-
-
-def _status(fitting: int, outcome: Outcome) -> Status:
-    """One prompt fits, several may, or none does."""
-    if fitting == 0:
-        return "not_recovered"
-    return "ambiguous" if fitting > 1 or outcome.undecided else "recovered"
-
-
-def _expand(hypotheses: tuple[Sequence[Fit], ...]) -> tuple[int, list[tuple[int, ...]]]:
-    """How many prompts fit, and the first of them: each hypothesis with its twins exchanged freely."""
-    total = 0
-    listed: list[tuple[int, ...]] = []
-    for fits in hypotheses:
-        if isinstance(fits, Verified):
-            total += 1
-            listed.append(fits.positions.token_ids)
-            continue
-        choices = [(fit.position.token_id, *fit.twins) for fit in fits]
-        total += math.prod(map(len, choices))
-        listed += list(itertools.islice(itertools.product(*choices), MAX_PROMPTS - len(listed)))
-    return total, listed
+    target = verifier.target(observed)
+    return Search(target, prefix, verifier, policy, rivals_of(model), budget).run()

@@ -66,6 +66,15 @@ class Reading:
         found = [self.scores(rows).argmax(dim=1) for rows in self.slices()]
         return torch.cat(found).view(-1, self.length)
 
+    def best_two(self) -> tuple[Int[Tensor, "prompt position"], Int[Tensor, "prompt position"]]:
+        """The first and the second choice everywhere; of one token, that one twice."""
+        first, second = [], []
+        for rows in self.slices():
+            scores = self.scores(rows)
+            first.append(scores.argmax(dim=1))
+            second.append(scores.scatter_(1, first[-1][:, None], -torch.inf).argmax(dim=1))
+        return torch.cat(first).view(-1, self.length), torch.cat(second).view(-1, self.length)
+
     def order(self, prompt: int, position: int) -> Int[Tensor, " vocabulary"]:
         """Every token at one position, most likely first."""
         return self.scores(self._row(prompt, position))[0].argsort(descending=True)

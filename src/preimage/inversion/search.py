@@ -1,40 +1,47 @@
 """The search over positions: accept, keep alternatives, back off, check the whole.
 
-One position after another (Algorithm 1). Where several tokens fit, the nearest is followed first and the
+One position after another (Algorithm 1). Where several tokens may fit, the nearest is followed first and the
 others are kept; a dead end later on goes back to them, and so does the end of the prompt, to find out
-whether another prompt fits as well.
+whether another prompt fits as well. A position is decided by a few tests where tokens lie far apart compared
+with the tolerance; everywhere else the whole vocabulary is tried.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations, islice, product
 from typing import NamedTuple, overload
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from preimage.inversion.budget import Budget, BudgetSpentError
 from preimage.inversion.policies import Policy
 from preimage.inversion.twins import Rivals
-from preimage.inversion.verifier import Trial, Verifier
+from preimage.inversion.verifier import FAR, Target, Trial, Verifier
 from preimage.results import Position, Positions
 
 MAX_PROMPTS = 64  # fitting prompts listed
-# Nothing within tolerance, but one token far nearer than every other: the step was noisier than the floor
+# Nothing within reach, but one token far nearer than every other: the step was noisier than the floor
 # (another shape, another device). It is followed, and the whole-sequence pass decides.
 BACKOFF_TOLERANCES = 64.0
 _BACKOFF_RATIO = 8.0
+_MORE = 4  # vocabularies of tests spent on finding out whether more prompts fit than the first
 
 
 class Fit(NamedTuple):
-    """A token that fits at a position, and the bit-identical embeddings that fit just as well."""
+    """A token that may fit at a position, and the bit-identical embeddings that fit just as well."""
 
     position: Position
     twins: tuple[int, ...]
+
+    @property
+    def name(self) -> int:
+        """One token for it and all its twins."""
+        return min((self.position.token_id, *self.twins))
 
 
 class Verified(Sequence[Fit]):
@@ -58,7 +65,7 @@ class Verified(Sequence[Fit]):
 
 @dataclass
 class Frame:
-    """A decided position and what else would have fitted there."""
+    """A decided position and what else may fit there."""
 
     chosen: Fit
     others: list[Fit] = field(default_factory=list)
@@ -72,171 +79,170 @@ class Outcome:
     partial: Sequence[Fit]
     failure: Position | None
     reason: str
-    undecided: bool = False  # the budget ended before every alternative was followed
+    undecided: bool = False  # not every alternative was followed
 
 
 class Search:
-    """One prompt's search. ``policy`` makes a fresh policy for a position."""
+    """One prompt's search. ``policy`` makes a fresh policy for a position.
+
+    ``exhaustive`` tries the whole vocabulary at every position, wherever tokens lie.
+    """
 
     def __init__(
         self,
-        observed: Float[Tensor, "position d"],
+        target: Target,
         prefix: Trial,
         verifier: Verifier,
         policy: Callable[[int], Policy],
         rivals: Rivals,
         budget: Budget,
         refused: Mapping[int, Mapping[int, float]] | None = None,
+        *,
+        exhaustive: bool = False,
     ) -> None:
-        self._observed = observed
+        self._target = target
         self._prefix = prefix
         self._verifier = verifier
         self._policy = policy
         self._rivals = rivals
         self._budget = budget
-        self._refused = refused or {}  # position -> token -> distance, of tests made elsewhere
-        self._tolerances = verifier.tolerances(observed)
+        self._refused = dict(refused or {})  # position -> token -> distance, of tests made elsewhere
+        self._exhaustive = exhaustive
         self.frames: list[Frame] = []
+        self._fitting: dict[tuple[int, ...], tuple[Fit, ...]] = {}
+        self._tests_before = 0  # spent when the first prompt that fits was found
         self._partial: tuple[Fit, ...] = ()
         self._failure: Position | None = None
         self._reason = ""
 
-    def run(self) -> Outcome:
-        """Search until every alternative is decided or the budget is spent."""
-        complete: list[tuple[Fit, ...]] = []
+    def run(self, known: Sequence[Frame] = ()) -> Outcome:
+        """Search behind decided positions, which the prefix holds, until every alternative is decided."""
+        self.frames = list(known)
         undecided = False
         try:
             while True:
-                if len(self.frames) == len(self._observed):
-                    self.conclude(complete)
-                elif self.decide(len(self.frames)):
+                if len(self.frames) == len(self._target):
+                    self._conclude()
+                elif self._step(len(self.frames)):
                     continue
-                if len(complete) >= MAX_PROMPTS or not self._back_up():
+                if len(self._fitting) >= MAX_PROMPTS:
+                    undecided = any(frame.others for frame in self.frames)
+                    self._reason = f"Stopped after {len(self._fitting)} prompts that fit; more may."
+                    break
+                if not self._back_up():
                     break
         except BudgetSpentError as spent:
             undecided = True
             self._reason = f"Stopped at position {len(self.frames)}: {spent}."
-            if not complete:
+            if not self._fitting:
                 self._remember_partial()
-        return self.outcome(tuple(complete), undecided)
+        found = tuple(self._fitting.values())
+        return Outcome(found, self._partial, self._failure, self._reason, undecided)
 
-    def begin(self, known: Sequence[Frame]) -> None:
-        """Start behind positions that are decided already; the prefix must hold them."""
-        self.frames = list(known)
+    def _conclude(self) -> None:
+        """Check a full prompt as a whole; the first that fits, also with its alternatives exchanged.
 
-    def outcome(self, complete: tuple[tuple[Fit, ...], ...], undecided: bool = False) -> Outcome:
-        """What was found so far."""
-        return Outcome(complete, self._partial, self._failure, self._reason, undecided)
-
-    def conclude(self, complete: list[tuple[Fit, ...]]) -> None:
-        """Check a full prompt as a whole; then the prompts that differ from it by alternatives alone.
-
-        Those need no search: whether they fit takes one pass each. An alternative that fits is decided;
-        one that does not may still have another continuation, and is left to the search.
+        Whether those fit takes one pass each, so that they are listed even where the budget ends before the
+        search has come to them. They stay alternatives: what may follow them is the search's to find out.
         """
-        if not self._whole_sequence_fits():
-            return
-        choices = [(frame.chosen, *frame.others) for frame in self.frames]
-        decided: set[int] = set()
-        for fits in itertools.islice(itertools.product(*choices), MAX_PROMPTS):
-            ids = [fit.position.token_id for fit in fits]
-            if not self._misfits(ids):
-                complete.append(fits)
-                decided.update(map(id, fits))
-        for frame in self.frames:
-            frame.others = [fit for fit in frame.others if id(fit) not in decided]
+        first = not self._fitting
+        misfits = self._check([frame.chosen for frame in self.frames])
+        if misfits:
+            worst = max(misfits, key=misfits.__getitem__)
+            chosen = self.frames[worst].chosen.position
+            self._fail(
+                chosen._replace(distance=misfits[worst], accepted=False),
+                "The recovered prompt as a whole does not reproduce the state",
+            )
+        elif first:
+            self._tests_before = self._budget.tests
+            for fits in islice(_exchanged(self.frames), MAX_PROMPTS):
+                self._check(fits)
 
-    def decide(self, index: int) -> bool:
-        """Find what fits at a position and step onto the nearest; False at a dead end."""
+    def _check(self, fits: Sequence[Fit]) -> dict[int, float]:
+        """Positions, and distances there, at which a whole prompt does not fit; one that does is kept."""
+        ids = [fit.position.token_id for fit in fits]
+        distances = self._verifier.whole_sequence(ids, self._target)
+        limits = self._target.tolerances
+        misfits = {i: distance for i, distance in enumerate(distances) if not distance <= limits[i]}
+        if not misfits:
+            self._fitting.setdefault(
+                tuple(fit.name for fit in fits),
+                tuple(
+                    Fit(fit.position._replace(distance=distance, accepted=True), fit.twins)
+                    for fit, distance in zip(fits, distances, strict=True)
+                ),
+            )
+        return misfits
+
+    def _step(self, index: int) -> bool:
+        """Find what may fit at a position and step onto the nearest; False at a dead end."""
         fits, nearest = self._solve(index)
-        if not fits and self._stands_out(nearest):
+        if not fits and _stands_out(nearest):
             fits = [Fit(nearest, self._rivals.twins(nearest.token_id))]
-            self._verifier.distances(self._prefix, torch.tensor([nearest.token_id]), self._observed[index])
         if not fits:
             self._fail(nearest, "No token of the vocabulary fits")
             return False
-        self._prefix.keep(0)
+        self._prefix.extend(torch.tensor([fits[0].position.token_id]))
         self.frames.append(Frame(fits[0], fits[1:]))
         return True
 
     def _solve(self, index: int) -> tuple[list[Fit], Position]:
-        """Test proposals until one fits, then its rivals; the winner is row 0 of the latest trial."""
-        observed, tolerance = self._observed[index], self._tolerances[index]
+        """Test proposals until one may fit, then its rivals, then, where they are not far away, all tokens.
+
+        Returns what may fit, nearest first, and the nearest token whether it fits or not.
+        """
+        target, reach = self._target[index], self._target.reaches[index]
         tested = torch.full((self._rivals.vocab_size,), math.inf, dtype=torch.float64)
-        for token, distance in self._refused.get(index, {}).items():
+        for token, distance in self._refused.pop(index, {}).items():  # behind the first prefix alone
             tested[token] = distance
         policy = self._policy(index)
-        while True:
-            ids = policy.propose(torch.isinf(tested))
-            if len(ids) == 0:
-                break
-            self._test(ids, observed, tested)
-            if float(tested.min()) <= tolerance:
-                self._test_rivals(observed, tested)
-                break
-        order = tested.argsort()
-        count = int(torch.isfinite(tested).sum())
-        ranked = [
-            _position(index, int(token), tested, tolerance, order, count)
-            for token in order[: max(1, int((tested <= tolerance).sum()))]
-        ]
+        while not float(tested.min()) <= reach and len(ids := policy.propose(torch.isinf(tested))):
+            self._test(ids, target, tested)
+        if float(tested.min()) <= reach:
+            self._test_rivals(target, tested)
+            if self._exhaustive or not _all_far(tested, reach):
+                self._test(torch.isinf(tested).nonzero().flatten(), target, tested)
+        order, tests = tested.argsort(), int(torch.isfinite(tested).sum())
         fits: list[Fit] = []
-        for position in ranked:
-            known = any(position.token_id in fit.twins for fit in fits)
-            if position.accepted and not known:
-                fits.append(Fit(position, self._rivals.twins(position.token_id)))
-        return fits, ranked[0]
+        for token in order[: int((tested <= reach).sum())].tolist():
+            if not any(token in fit.twins for fit in fits):
+                position = self._position(index, token, tested, order, tests)
+                fits.append(Fit(position, self._rivals.twins(token)))
+        nearest = self._position(index, int(order[0]), tested, order, tests)
+        return fits, nearest
 
-    def _test(self, ids: Tensor, observed: Tensor, tested: Tensor) -> None:
-        for part in ids.split(self._prefix.max_candidates):
+    def _test(self, ids: Int[Tensor, " candidate"], target: Target, tested: Tensor) -> None:
+        for part in ids.split(self._prefix.max_candidates) if len(ids) else ():
             self._budget.check()
+            if self._fitting and self._budget.tests - self._tests_before > _MORE * len(tested):
+                raise BudgetSpentError(f"after {_MORE} vocabularies of tests it is open whether more fit")
             part = part[: self._budget.tests_left]
-            tested[part] = self._verifier.distances(self._prefix, part, observed)
+            tested[part] = self._verifier.distances(self._prefix, part, target)
             self._budget.tests += len(part)
 
-    def _test_rivals(self, observed: Tensor, tested: Tensor) -> None:
-        """Test the tokens most like the accepted one, which is tried again as row 0 to be kept."""
-        while True:
+    def _test_rivals(self, target: Target, tested: Float[Tensor, " vocabulary"]) -> None:
+        """Test the tokens most like the nearest one, and again if that shows a nearer one."""
+        winner = -1
+        while winner != int(tested.argmin()):
             winner = int(tested.argmin())
-            rivals = self._rivals.of(winner, torch.isinf(tested))[: self._budget.tests_left]
-            for part in rivals.split(max(1, self._prefix.max_candidates - 1)) or (rivals,):
-                ids = torch.cat([part, torch.tensor([winner])]).roll(1)
-                distances = self._verifier.distances(self._prefix, ids, observed)
-                tested[part] = distances[1:]
-                self._budget.tests += len(part)
-            if int(tested.argmin()) == winner:
-                return
+            self._test(self._rivals.of(winner, torch.isinf(tested)), target, tested)
 
-    def _stands_out(self, nearest: Position) -> bool:
-        """Whether the nearest token, though out of tolerance, is much nearer than every other."""
-        rival = nearest.runner_up_distance
-        return (
-            nearest.distance <= BACKOFF_TOLERANCES * nearest.tolerance
-            and rival is not None
-            and nearest.distance * _BACKOFF_RATIO <= rival
+    def _position(
+        self, index: int, token: int, tested: Tensor, order: Int[Tensor, " vocabulary"], tests: int
+    ) -> Position:
+        tolerance = self._target.tolerances[index]
+        other = next((int(o) for o in order[:2] if int(o) != token), None) if tests > 1 else None
+        return Position(
+            index=index,
+            token_id=token,
+            distance=float(tested[token]),
+            tolerance=tolerance,
+            accepted=bool(tested[token] <= tolerance),
+            runner_up_id=other,
+            runner_up_distance=None if other is None else float(tested[other]),
+            tests=tests,
         )
-
-    def _whole_sequence_fits(self) -> bool:
-        ids = [frame.chosen.position.token_id for frame in self.frames]
-        outside = self._misfits(ids)
-        if not outside:
-            return True
-        worst = max(outside, key=outside.__getitem__)
-        chosen = self.frames[worst].chosen.position
-        self._fail(
-            Position(
-                worst, chosen.token_id, outside[worst], chosen.tolerance, False,
-                chosen.runner_up_id, chosen.runner_up_distance, chosen.tests,
-            ),
-            "The recovered prompt as a whole does not reproduce the state",
-        )  # fmt: skip
-        return False
-
-    def _misfits(self, ids: list[int]) -> dict[int, float]:
-        """Positions, and distances there, at which a whole prompt does not reproduce the states."""
-        distances = self._verifier.whole_sequence(ids, self._observed)
-        limits = self._tolerances
-        return {i: distance for i, distance in enumerate(distances) if not distance <= limits[i]}
 
     def _fail(self, position: Position, what: str) -> None:
         """Remember the dead end that got furthest."""
@@ -265,17 +271,30 @@ class Search:
         return False
 
 
-def _position(
-    index: int, token: int, tested: Tensor, tolerance: float, order: Tensor, count: int
-) -> Position:
-    other = next((int(o) for o in order[:2] if int(o) != token), None) if count > 1 else None
-    return Position(
-        index=index,
-        token_id=token,
-        distance=float(tested[token]),
-        tolerance=tolerance,
-        accepted=bool(tested[token] <= tolerance),
-        runner_up_id=other,
-        runner_up_distance=None if other is None else float(tested[other]),
-        tests=count,
+def _all_far(tested: Float[Tensor, " vocabulary"], reach: float) -> bool:
+    """Whether other tokens were tested and all of them lie far out of reach."""
+    others = tested[(tested > reach) & torch.isfinite(tested)]
+    return len(others) > 0 and float(others.min()) >= FAR * reach
+
+
+def _stands_out(nearest: Position) -> bool:
+    """Whether the nearest token, though out of tolerance, is much nearer than every other."""
+    rival = nearest.runner_up_distance
+    return (
+        nearest.distance <= BACKOFF_TOLERANCES * nearest.tolerance
+        and rival is not None
+        and nearest.distance * _BACKOFF_RATIO <= rival
     )
+
+
+def _exchanged(frames: Sequence[Frame]) -> Iterator[list[Fit]]:
+    """The chosen prompt with one position exchanged for an alternative, with two, and so on."""
+    chosen = [frame.chosen for frame in frames]
+    open_ = [index for index, frame in enumerate(frames) if frame.others]
+    for count in range(1, len(open_) + 1):
+        for places in combinations(open_, count):
+            for others in product(*(frames[place].others for place in places)):
+                fits = list(chosen)
+                for place, fit in zip(places, others, strict=True):
+                    fits[place] = fit
+                yield fits

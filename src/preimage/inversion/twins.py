@@ -1,89 +1,107 @@
-"""Tokens that could be mistaken for one another: bit-identical embeddings, and nearest ones."""
+"""Tokens that could be mistaken for one another: bit-identical embeddings, and near ones."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from preimage.distances import same_rows
+from preimage.distances import row_distances
 from preimage.models import LanguageModel
 
 _NEAREST = 16
-_NEAR = 1e-3  # relative distance of embeddings below which two tokens are looked at together
-_PROJECTIONS = 4
-Groups: TypeAlias = dict[int, tuple[int, ...]]
-_known: weakref.WeakKeyDictionary[LanguageModel, tuple[Groups, Groups]]
+# Relative distance of what enters block 1 below which two tokens are always looked at together. Tokens
+# further apart than this, where others are FAR tolerances away, fit only if the model brings them together.
+NEAR = 2**-5
+_PROJECTIONS = 16
+_CHUNK = 4096
+_known: weakref.WeakKeyDictionary[LanguageModel, Rivals]
 _known = weakref.WeakKeyDictionary()
 
 
+def rivals_of(model: LanguageModel) -> Rivals:
+    """The rivals of a model's tokens, looked up once for a model in memory."""
+    if model not in _known:
+        _known[model] = Rivals(model)
+    return _known[model]
+
+
 class Rivals:
-    """For a token: its twins, and the untested tokens whose embeddings are nearest to its own."""
+    """For a token: its twins, and tokens whose embeddings are near its own.
+
+    Distances are between what enters block 1, the same for all models whatever follows their embedding table.
+    A projection never makes a distance longer, so what is near is near in sixteen dimensions too: a product
+    of a few tokens with all others there leaves almost nothing to look at closely.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         self.vocab_size = model.vocab_size
+        # without the model itself, which would otherwise never be forgotten
+        self._states = weakref.WeakMethod(model.states)
         self._table = model.embedding_table
-        if model not in _known:
-            _known[model] = find_twins(self._table), find_near_twins(self._table)
-        self._twins, self._near = _known[model]
+        generator = torch.Generator().manual_seed(0)
+        parts, self._longest = [], 0.0
+        basis: Tensor | None = None
+        for ids in torch.arange(self.vocab_size).split(_CHUNK):
+            rows = self._inputs(ids)
+            if basis is None:
+                few = min(_PROJECTIONS, rows.shape[1])
+                basis = torch.linalg.qr(torch.randn(rows.shape[1], few, generator=generator))[0].to(rows)
+            parts.append(rows @ basis)
+        self._shadows = torch.cat(parts)
+        self._squares = self._shadows.square().sum(dim=1)
+        self._near: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def twins(self, token: int) -> tuple[int, ...]:
         """Every other token whose embedding is the same to the bit: no state can tell them apart."""
-        group = self._twins.get(token)
-        return () if group is None else tuple(other for other in group if other != token)
+        self.look_up([token])
+        return self._near[token][0]
 
     def near(self, token: int) -> tuple[int, ...]:
         """Every token whose embedding is nearly the same, but not to the bit."""
-        group = self._near.get(token)
-        return () if group is None else tuple(other for other in group if other not in self.twins(token))
+        self.look_up([token])
+        return self._near[token][1]
 
-    def unmistakable(self, ids: Sequence[int]) -> bool:
-        """Whether none of these tokens has a twin or a near one."""
-        return self._near.keys().isdisjoint(ids) and self._twins.keys().isdisjoint(ids)
+    def look_up(self, ids: Sequence[int]) -> None:
+        """Find the twins and near tokens of many tokens at once."""
+        fresh = sorted({token for token in ids if token not in self._near})
+        for part in torch.tensor(fresh, dtype=torch.long).split(64):
+            self._find(part)
 
     def of(self, token: int, untested: Bool[Tensor, " vocabulary"]) -> Int[Tensor, " candidate"]:
-        """The twins and the nearest tokens that were not tested yet."""
+        """The near tokens and the nearest by embedding that were not tested yet."""
         gap = (self._table - self._table[token]).square().sum(dim=1)
+        gap[list(self.near(token))] = 0.0
         gap = gap.masked_fill(~untested.to(gap.device), float("inf"))
-        count = min(max(_NEAREST, len(self.twins(token))), int(untested.sum()))
+        count = min(max(_NEAREST, len(self.twins(token)) + len(self.near(token))), int(untested.sum()))
         return gap.topk(count, largest=False).indices.cpu()
 
+    @torch.inference_mode()
+    def _find(self, ids: Int[Tensor, " token"]) -> None:
+        own = self._inputs(ids)
+        reach = NEAR * own.norm(dim=1)
+        shadows, squares = self._shadows[ids], self._squares[ids]
+        apart = torch.addmm(self._squares[None], shadows, self._shadows.T, alpha=-2.0)
+        # what rounding may do to this difference of squares
+        limit = reach.square() - squares + 1e-4 * (squares + reach.square())
+        hits = (apart <= limit[:, None]).nonzero().cpu()
+        found: dict[int, tuple[list[int], list[int]]] = {int(token): ([], []) for token in ids}
+        for row in hits[:, 0].unique().tolist():
+            token = int(ids[row])
+            others = hits[hits[:, 0] == row][:, 1]
+            others = others[others != token]
+            for part in others.split(_CHUNK):
+                same = (self._table[part] == self._table[token]).all(dim=1).cpu()
+                near = (row_distances(self._inputs(part), own[row]) <= reach[row]).cpu() & ~same
+                found[token][0].extend(part[same].tolist())
+                found[token][1].extend(part[near].tolist())
+        self._near.update({token: (tuple(twins), tuple(near)) for token, (twins, near) in found.items()})
 
-@torch.inference_mode()
-def find_near_twins(table: Tensor) -> Groups:
-    """Tokens within a relative distance of 1e-3 of each token, itself left out.
-
-    What is near is near in every projection: rows are sorted by one random projection, compared with the
-    rows that follow while these can still be near, and a few more projections leave almost nothing to
-    check exactly. Under a second for 50,000 tokens; all pairs would be a thousand times the work.
-    """
-    rows = table.float()
-    generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(rows.shape[1], _PROJECTIONS, generator=generator).to(rows)
-    shadows = rows @ torch.nn.functional.normalize(directions, dim=0)
-    order = shadows[:, 0].argsort()
-    shadows, reach = shadows[order], _NEAR * rows.norm(dim=1)[order]
-    found: dict[int, list[int]] = {}
-    for offset in range(1, len(rows)):
-        gap = (shadows[offset:] - shadows[:-offset]).abs()
-        limit = torch.maximum(reach[offset:], reach[:-offset])
-        if not bool((gap[:, 0] <= limit).any()):
-            break
-        for hit in (gap <= limit[:, None]).all(dim=1).nonzero().flatten().tolist():
-            one, other = int(order[hit]), int(order[hit + offset])
-            if float((rows[one] - rows[other]).norm()) <= float(limit[hit]):
-                found.setdefault(one, []).append(other)
-                found.setdefault(other, []).append(one)
-    return {token: tuple(sorted(others)) for token, others in found.items()}
-
-
-def find_twins(table: Tensor) -> Groups:
-    """Groups of bit-identical rows."""
-    groups: dict[int, list[int]] = {}
-    for index, first in enumerate(same_rows(table).tolist()):
-        groups.setdefault(first, []).append(index)
-    return {i: tuple(group) for group in groups.values() if len(group) > 1 for i in group}
+    def _inputs(self, ids: Int[Tensor, " token"]) -> Float[Tensor, "token d_model"]:
+        """What enters block 1 for each token, at the first position."""
+        states = self._states()
+        assert states is not None, "the model is gone"
+        return states(ids[:, None], (0,))[0][:, 0].float()

@@ -23,7 +23,6 @@ class UncachedPrefix:
         self._model = model
         self._layer = layer
         self._ids = torch.empty(0, dtype=torch.long)
-        self._trial = self._ids
 
     def extend(self, ids: Int[Tensor, " position"]) -> Float[Tensor, "position d_model"]:
         """Append tokens and return their states."""
@@ -38,7 +37,6 @@ class UncachedPrefix:
 
     def try_tokens(self, ids: Int[Tensor, " candidate"]) -> Float[Tensor, "candidate d_model"]:
         """F(v; prefix, t) for each candidate v, one full pass each."""
-        self._trial = ids.cpu()
         with torch.no_grad():
             return self.try_embeddings(self._model.embed(ids))
 
@@ -48,10 +46,6 @@ class UncachedPrefix:
         """The same for continuous embeddings; gradients flow to them."""
         before = self._model.embed(self._ids)
         return torch.stack([self._run(torch.cat([before, row[None]]))[-1] for row in embeddings])
-
-    def keep(self, row: int) -> None:
-        """Make candidate ``row`` of the latest trial part of the prefix."""
-        self._ids = torch.cat([self._ids, self._trial[row : row + 1]])
 
     def _run(self, embeddings: Tensor) -> Tensor:
         layers = dict.fromkeys((self._layer, "final"))  # "final" makes all blocks run

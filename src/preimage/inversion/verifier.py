@@ -1,19 +1,42 @@
-"""The verifier: the only thing that decides whether a token is right."""
+"""The verifier: the only thing that decides whether a token is right.
+
+A state that was stored in a coarser type than it was computed in is known up to its rounding cell, coordinate
+by coordinate: a candidate is compared with the nearest point of that cell. Outliers are weighted down
+(``states.outlier_weights``), so that what is allowed follows the noise and not the length of the state.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from preimage.distances import norms, row_distances
+from preimage.distances import norms
 from preimage.errors import OptionError
 from preimage.layers import Layer
 from preimage.models import LanguageModel
-from preimage.states import SAFETY, Observation, residual_stream
+from preimage.states import (
+    Noise,
+    Observation,
+    outlier_weights,
+    residual_stream,
+    rounding_cell,
+    safety,
+    storage_roundoff,
+    stored_type,
+    tempered,
+)
+
+# Tokens lie so far apart at a position that the tolerance does not matter: nothing else can fit there but
+# tokens of almost the same embedding, which are tested.
+FAR = 128.0
+_SLACK = 0.25  # of the tolerance, where that is calibrated
+
 
 @runtime_checkable
 class Trial(Protocol):
@@ -27,9 +50,6 @@ class Trial(Protocol):
     ) -> Float[Tensor, "candidate d_model"]:
         """The same for continuous embeddings; gradients flow."""
 
-    def keep(self, row: int) -> None:
-        """Make a row of the latest trial part of the prefix."""
-
     def extend(self, ids: Int[Tensor, " position"]) -> Float[Tensor, "position d_model"]:
         """Append tokens."""
 
@@ -41,11 +61,55 @@ class Trial(Protocol):
         """Candidates that fit in one batch."""
 
 
+@dataclass(frozen=True)
+class Target:
+    """What candidates are compared with: observed states, and how near a candidate's must come.
+
+    ``reach`` is the tolerance and what another shape of the pass may add to a distance: a token within it may
+    fit, and a plain pass over the whole prompt decides.
+    """
+
+    low: Float[Tensor, "*row d"]
+    high: Float[Tensor, "*row d"]
+    weights: Float[Tensor, "*row d"] | None
+    tolerance: Float[Tensor, "*row"]
+    reach: Float[Tensor, "*row"]
+
+    def __getitem__(self, rows: Any) -> Target:
+        low, weights = self.low[rows], None if self.weights is None else self.weights[rows]
+        high = low if self.high is self.low else self.high[rows]
+        return Target(low, high, weights, self.tolerance[rows], self.reach[rows])
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    @cached_property
+    def tolerances(self) -> list[float]:
+        """The largest accepted distance at each position."""
+        found: list[float] = self.tolerance.tolist()
+        return found
+
+    @cached_property
+    def reaches(self) -> list[float]:
+        """The largest distance at which a token may still fit, at each position."""
+        found: list[float] = self.reach.tolist()
+        return found
+
+    def away(self, seen: Float[Tensor, "*other d"]) -> Float[Tensor, "*result"]:
+        """How far states are from what was observed, float64."""
+        exact = seen.to(torch.float64)
+        if self.low is self.high:
+            difference = exact - self.low
+        else:
+            difference = (exact - self.high).clamp_min(0) + (self.low - exact).clamp_min(0)
+        return norms(difference if self.weights is None else difference * self.weights)
+
+
 class Verifier:
     """Compares F(v; prefix, t) with what was observed.
 
-    A token is accepted at position t when |F(v; prefix, t) - h_t| <= tolerance * |h_t|, in float64. The
-    relative tolerance is ``SAFETY`` noise floors plus the rounding of the type the states were stored in.
+    A token is accepted at position t when it is no further away than ``tolerance`` * |h_t|; without one, than
+    ``safety`` times the noise measured at this layer.
     """
 
     def __init__(
@@ -53,40 +117,53 @@ class Verifier:
         model: LanguageModel,
         layer: Layer,
         *,
-        floor: float,
-        roundoff: float = 0.0,
+        noise: Noise,
         tolerance: float | None = None,
         observe: Observation = residual_stream,
     ) -> None:
-        if tolerance is not None and tolerance < floor + roundoff:
-            raise OptionError(
-                f"A tolerance of {tolerance:g} lies below the noise floor of layer {layer}, "
-                f"{floor + roundoff:.3g}.",
-                "Give a larger one, or none to have it calibrated.",
-            )
         self._model = model
         self.layer: Layer = layer
         self.observe = observe
-        self.floor = floor
-        self.relative = SAFETY * floor + roundoff if tolerance is None else tolerance
+        self.noise = noise
+        self._given = tolerance
 
-    def tolerances(self, observed: Float[Tensor, "position d"]) -> list[float]:
-        """The largest accepted distance at each position."""
-        return [self.relative * norm for norm in norms(observed).tolist()]
+    def require_above_noise(self, stored: torch.dtype) -> None:
+        """Refuse a tolerance that states of this type cannot meet."""
+        lowest = self.noise.relative + storage_roundoff(stored, self._model.dtype)
+        if self._given is not None and self._given < lowest:
+            raise OptionError(
+                f"A tolerance of {self._given:g} lies below the noise floor of layer {self.layer}, "
+                f"{lowest:.3g}.",
+                "Give a larger one, or none to have it calibrated.",
+            )
+
+    def target(self, observed: Float[Tensor, "*row d"]) -> Target:
+        """Observed states, ready to be compared with, on the model's device."""
+        factor = safety(self._model.dtype)
+        exact = observed.to(self._model.device, torch.float64)
+        lengths = norms(exact).cpu()
+        weights = outlier_weights(exact)
+        calm = norms(tempered(exact, weights)).cpu()
+        radius = factor * self.noise.absolute * (calm / self.noise.longest).clamp_min(1.0)
+        if self._given is not None:
+            tolerance = self._given * lengths
+            slack = torch.minimum(factor * self.noise.relative * lengths, 4 * radius)
+            return Target(exact, exact, None, tolerance, tolerance + slack)
+        stored = stored_type(observed)
+        low = high = exact
+        if storage_roundoff(stored, self._model.dtype):
+            low, high = rounding_cell(observed.to(stored))
+            low, high = low.to(exact.device), high.to(exact.device)
+        return Target(low, high, weights.to(torch.float64), radius, (1 + _SLACK) * radius)
 
     def distances(
-        self,
-        prefix: Trial,
-        ids: Int[Tensor, " candidate"],
-        observed: Float[Tensor, " d"],
+        self, prefix: Trial, ids: Int[Tensor, " candidate"], target: Target
     ) -> Float[Tensor, " candidate"]:
-        """|F(v; prefix, t) - h_t| of every candidate, float64, on the CPU."""
-        seen = self.observe(prefix.try_tokens(ids))
-        return row_distances(seen, observed.to(seen.device)).cpu()
+        """How far F(v; prefix, t) of every candidate v is from the target, on the CPU."""
+        return target.away(self.observe(prefix.try_tokens(ids))).cpu()
 
-    def whole_sequence(self, ids: Sequence[int], observed: Float[Tensor, "position d"]) -> list[float]:
+    def whole_sequence(self, ids: Sequence[int], target: Target) -> list[float]:
         """Distance at every position after one plain pass over a whole prompt: the final word."""
         states = self._model.states(torch.tensor([list(ids)]), (self.layer,))[self.layer][0]
-        seen = self.observe(states)
-        distances: list[float] = row_distances(seen, observed.to(seen.device)).tolist()
+        distances: list[float] = target.away(self.observe(states)).tolist()
         return distances

@@ -6,6 +6,7 @@ from preimage.lazy import lazy_names
 
 if TYPE_CHECKING:
     from preimage.models.aliases import ALIASES, Alias, cache_folder, converted_folder, ensure_converted
+    from preimage.models.branching import states_of_branches
     from preimage.models.identity import ModelIdentity, tensor_bytes
     from preimage.models.language_model import LanguageModel
     from preimage.models.loading import load
@@ -41,6 +42,7 @@ __all__ = [
     "read_preview",
     "save_model",
     "snapshot",
+    "states_of_branches",
     "tensor_bytes",
     "train_tokenizer",
 ]
@@ -66,6 +68,7 @@ __getattr__ = lazy_names(
         "read_preview": "preview",
         "save_model": "scratch",
         "snapshot": "scratch",
+        "states_of_branches": "branching",
         "tensor_bytes": "identity",
         "train_tokenizer": "scratch",
     },

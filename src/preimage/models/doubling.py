@@ -56,10 +56,11 @@ class DoubleModel(LanguageModel):
         layers: Sequence[Layer],
         embeddings: Float[Tensor, "batch position d_embedding"] | None = None,
         cache: Any = None,
+        **given_along: Tensor,
     ) -> dict[Layer, Float[Tensor, "batch position d_model"]]:
         """States at ``layers``, no step of them in float32."""
         with Float64Throughout():
-            return super().run(ids, layers=layers, embeddings=embeddings, cache=cache)
+            return super().run(ids, layers=layers, embeddings=embeddings, cache=cache, **given_along)
 
 
 def double_copy(model: LanguageModel, *, head: bool = False) -> DoubleModel:

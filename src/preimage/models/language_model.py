@@ -134,10 +134,12 @@ class LanguageModel:
         layers: Sequence[Layer],
         embeddings: Float[Tensor, "batch position d_embedding"] | None = None,
         cache: Any = None,
+        **given_along: Tensor,
     ) -> dict[Layer, Float[Tensor, "batch position d_model"]]:
         """States at ``layers``; blocks above the deepest of them, and the LM head, do not run.
 
-        Give token ids or input embeddings. Gradients flow unless the caller turned them off.
+        Give token ids or input embeddings. Gradients flow unless the caller turned them off. What is
+        ``given_along`` (a mask, positions) goes to the module as it is.
         """
         inputs = {"inputs_embeds": embeddings} if ids is None else {"input_ids": ids.to(self.device)}
         given = embeddings if ids is None else ids
@@ -146,7 +148,9 @@ class LanguageModel:
         found: dict[Layer, Tensor] = {}
         with self._taps(layers, found):
             try:
-                output = self.anatomy.backbone(**inputs, past_key_values=cache, use_cache=cache is not None)
+                output = self.anatomy.backbone(
+                    **inputs, past_key_values=cache, use_cache=cache is not None, **given_along
+                )
                 found["final"] = output.last_hidden_state
             except _Reached:
                 pass

@@ -1,7 +1,6 @@
 """A prefix computed once, on which any number of candidate tokens is tried.
 
-Trying never changes the prefix: in a trial the cache layer hands out prefix + candidate and stores nothing
-of it beside the candidates' own keys and values, from which one may later be kept.
+Trying never changes the prefix: in a trial the cache layer hands out prefix + candidate and stores nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from preimage.layers import Layer
+from preimage.models.branching import additive, branch_mask
 
 if TYPE_CHECKING:
     from preimage.models.language_model import LanguageModel
@@ -37,7 +37,6 @@ class _PrefixLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not t
         super().__init__()
         self.seen = 0  # counted here, because at layer 0 no block ever runs and stores keys
         self.storing = False
-        self.trial: tuple[Tensor, Tensor] | None = None
 
     def get_seq_length(self) -> int:
         return self.seen
@@ -48,16 +47,7 @@ class _PrefixLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not t
         keys, values = self._after_prefix(key_states, value_states)
         if self.storing:
             self.keys, self.values, self.is_initialized = keys, values, True
-        else:
-            self.trial = key_states.detach(), value_states.detach()
         return keys, values
-
-    def keep(self, row: int) -> None:
-        """Append one row of the latest trial to the prefix."""
-        if self.trial is not None:
-            key, value = (part[row : row + 1] for part in self.trial)
-            self.keys, self.values = self._after_prefix(key, value)
-            self.is_initialized, self.trial = True, None
 
     def _after_prefix(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
@@ -100,12 +90,30 @@ class Prefix:
             if part.is_initialized:
                 part.keys = part.keys[..., :length, :]
                 part.values = part.values[..., :length, :]
-            part.seen, part.trial = min(part.seen, length), None
+            part.seen = min(part.seen, length)
 
     def try_tokens(self, ids: Int[Tensor, " candidate"]) -> Float[Tensor, "candidate d_model"]:
         """F(v; prefix, t) for each candidate v at the next position; the prefix stays as it is."""
         with torch.no_grad():
             return self._run(self._model.embed(ids)[:, None])[:, 0]
+
+    def try_at(
+        self, positions: Int[Tensor, " candidate"], ids: Int[Tensor, " candidate"]
+    ) -> Float[Tensor, "candidate d_model"]:
+        """F(v; prefix[:t], t) for a position t and a token v each, as branches of the prefix, in one pass.
+
+        The prefix stays as it is.
+        """
+        sees = branch_mask(len(self), positions.to(self._model.device))
+        with torch.no_grad():
+            states = self._model.run(
+                embeddings=self._model.embed(ids)[None],
+                layers=(self._layer,),
+                cache=self._cache,
+                attention_mask=additive(sees, self._model.dtype)[None, None],
+                position_ids=positions[None].to(self._model.device),
+            )
+        return states[self._layer][0]
 
     def try_layers(
         self, ids: Int[Tensor, " candidate"], layers: Sequence[Layer]
@@ -122,12 +130,6 @@ class Prefix:
     ) -> Float[Tensor, "candidate d_model"]:
         """The same for continuous embeddings; gradients flow to them."""
         return self._run(embeddings[:, None])[:, 0]
-
-    def keep(self, row: int) -> None:
-        """Make candidate ``row`` of the latest trial part of the prefix, without another pass."""
-        for part in self._parts:
-            part.keep(row)
-        self._grow(1)
 
     @property
     def max_candidates(self) -> int:

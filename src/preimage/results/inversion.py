@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
@@ -13,6 +13,7 @@ from preimage.results.files import write_json
 from preimage.schema import SCHEMA
 
 Status: TypeAlias = Literal["recovered", "ambiguous", "not_recovered"]
+Unique: TypeAlias = Literal["proved", "tested"]
 
 
 class Position(NamedTuple):
@@ -38,11 +39,12 @@ class Positions(Sequence[Position]):
         token_ids: Sequence[int],
         distances: Sequence[float],
         tolerances: Sequence[float],
-        tests: Mapping[int, int],  # where there was more than one
+        tests: Sequence[int],
+        runners_up: Sequence[tuple[int, float]] = (),  # none where none was tested
     ) -> None:
         self.token_ids = tuple(token_ids)
-        self._columns = distances, tolerances
-        self._tests = tests
+        self._columns = distances, tolerances, tests
+        self._runners_up = runners_up
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -55,8 +57,9 @@ class Positions(Sequence[Position]):
         at = range(len(self))[index]
         if isinstance(at, range):
             return tuple(self[i] for i in at)
-        token, (distance, tolerance) = self.token_ids[at], (column[at] for column in self._columns)
-        return Position(at, token, distance, tolerance, True, None, None, self._tests.get(at, 1))
+        distance, tolerance, tests = (column[at] for column in self._columns)
+        rival, away = self._runners_up[at] if self._runners_up else (None, None)
+        return Position(at, self.token_ids[at], distance, tolerance, True, rival, away, int(tests))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
@@ -69,13 +72,17 @@ class Positions(Sequence[Position]):
 class Inversion:
     """One prompt recovered from its states, or the proof that it was not.
 
-    ``recovered``: every position verified, and one pass over the whole recovered prompt reproduces the states
-    within the noise floor. ``ambiguous``: several prompts do; all are in ``alternatives`` (the first 64 of
-    ``fitting``). ``not_recovered``: ``reason`` says at which position nothing fits and how far off the best
-    candidate was; ``token_ids`` is the verified part.
+    ``recovered``: every position verified, one pass over the whole recovered prompt reproduces the states
+    within the noise, and nothing else fits. ``unique`` says how that is known: "proved" where the whole
+    vocabulary was tried at every position, "tested" where some tokens were, at positions where they all lie
+    far apart; ``uniqueness`` says it in words. ``ambiguous``: several prompts fit, or others may; those known
+    to are in ``alternatives``, ``fitting`` is how many they are, and ``complete`` whether there are no others
+    and all are listed (64 at most are). ``not_recovered``: ``reason`` says at which position nothing fits and
+    how far off the best candidate was; ``token_ids`` is the verified part.
 
     ``margin`` is the smallest distance, over positions, from the observed state to the nearest tested token
     that is not the accepted one: an upper bound of the true margin. Once proved it is the smallest D.
+    ``setup_seconds`` went by before the first prompt: measuring noise, loading or building what proposes.
     """
 
     status: Status
@@ -85,6 +92,7 @@ class Inversion:
     method: str
     proposer: str  # what ranked the tokens, e.g. lens-15 or codebook+prior; empty where nothing did
     seconds: float
+    setup_seconds: float  # of the call, for all its prompts together
     forward_tokens: int  # token positions run through the model, in all
     tests: int  # verifier tests; never more than positions x vocabulary
     margin: float | None
@@ -92,6 +100,9 @@ class Inversion:
     seed: int
     positions: Sequence[Position]
     fitting: int
+    complete: bool
+    unique: Unique | None
+    uniqueness: str
     alternatives: tuple[tuple[int, ...], ...]
     failed_position: int | None
     failed_distance: float | None

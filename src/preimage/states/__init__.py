@@ -3,13 +3,28 @@
 from preimage.states.bundle import open_states
 from preimage.states.capture import capture, encode_all
 from preimage.states.layout import Positions
-from preimage.states.noise import SAFETY, calibration_prompts, measure_noise, noise_floor
-from preimage.states.observation import Observation, residual_stream, storage_roundoff
+from preimage.states.noise import (
+    Noise,
+    calibration_prompts,
+    measure_noise,
+    noise_floor,
+    noise_of,
+    outlier_weights,
+    safety,
+    tempered,
+)
+from preimage.states.observation import (
+    Observation,
+    residual_stream,
+    rounding_cell,
+    storage_roundoff,
+    stored_type,
+)
 from preimage.states.states import States
 from preimage.states.tensor_input import read_tensor
 
 __all__ = [
-    "SAFETY",
+    "Noise",
     "Observation",
     "Positions",
     "States",
@@ -18,8 +33,14 @@ __all__ = [
     "encode_all",
     "measure_noise",
     "noise_floor",
+    "noise_of",
     "open_states",
+    "outlier_weights",
     "read_tensor",
     "residual_stream",
+    "rounding_cell",
+    "safety",
     "storage_roundoff",
+    "stored_type",
+    "tempered",
 ]

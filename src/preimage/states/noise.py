@@ -11,27 +11,45 @@ import json
 import logging
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from preimage.distances import norms, row_distances
+from preimage.distances import norms
 from preimage.layers import Layer
 from preimage.models import LanguageModel, cache_folder
 from preimage.prompts import PromptOptions, gather
 
 log = logging.getLogger(__name__)
 
-# The floor is the largest difference seen over a few prompts, and its tail is heavy: over 64 random prompts
-# of the default model the largest was 6 to 15 times that. Two states of one layer are the same but for noise
-# when they are no further apart than so many floors of the longer one: in inversion and in collisions.
-SAFETY = 16.0
 _LENGTH = 64
-_RECIPE = 1  # raise when the measurement changes
-_measured: weakref.WeakKeyDictionary[LanguageModel, dict[Layer, float]]
+_RECIPE = 2  # raise when the measurement changes
+_OUTLIERS = 16  # one coordinate in so many may be an outlier
+_OUTLIER = 4.0  # an outlier is so many times as long as the root mean square of the rest
+
+
+class Noise(NamedTuple):
+    """How far apart the same prompts were, computed in other shapes, at one layer."""
+
+    relative: float  # largest |h - h'| / |h|
+    absolute: float  # largest |h - h'| once outliers are tempered, the same for short states and for sinks
+    longest: float  # the longest state this was seen on, tempered
+
+
+_measured: weakref.WeakKeyDictionary[LanguageModel, dict[Layer, Noise]]
 _measured = weakref.WeakKeyDictionary()
+
+
+def safety(dtype: torch.dtype) -> float:
+    """How many measured floors still are noise: in inversion and in collisions.
+
+    The floor is the largest difference seen over a few prompts, and its tail is heavy: over 64 prompts of the
+    default model the largest was up to 22 times that in float32, where other tokens lie thousands of floors
+    away, and up to 2.6 times in bfloat16, where they lie tens away.
+    """
+    return 16.0 if torch.finfo(dtype).eps < 1e-4 else 4.0
 
 
 def noise_floor(model: LanguageModel, layers: Sequence[Layer]) -> dict[Layer, float]:
@@ -40,6 +58,11 @@ def noise_floor(model: LanguageModel, layers: Sequence[Layer]) -> dict[Layer, fl
     Measured once for a model (about ten short passes over all layers), then kept in this process and in the
     user's cache.
     """
+    return {layer: found.relative for layer, found in noise_of(model, layers).items()}
+
+
+def noise_of(model: LanguageModel, layers: Sequence[Layer]) -> dict[Layer, Noise]:
+    """The same in full."""
     known = _measured.get(model) or _load(model)
     if known is None:
         known = measure_noise(model)
@@ -48,22 +71,50 @@ def noise_floor(model: LanguageModel, layers: Sequence[Layer]) -> dict[Layer, fl
     return {layer: known[layer] for layer in layers}
 
 
-def measure_noise(model: LanguageModel) -> dict[Layer, float]:
-    """Recompute the same prompts in other shapes and keep the largest relative difference a layer."""
+def measure_noise(model: LanguageModel) -> dict[Layer, Noise]:
+    """Recompute the same prompts in other shapes and keep the largest differences a layer."""
     layers: tuple[Layer, ...] = (*range(model.n_layers + 1), "final")
     prompts = calibration_prompts(model)
     alone = [{k: v[0] for k, v in model.states(p[None], layers).items()} for p in prompts]
-    floor: dict[Layer, float] = dict.fromkeys(layers, 0.0)
+    unit = torch.finfo(model.dtype).eps / 2
+    noise: dict[Layer, Noise] = {}
+    for layer in layers:
+        lengths = torch.cat([norms(tempered(one[layer], outlier_weights(one[layer]))) for one in alone])
+        longest = max(float(lengths.max()), torch.finfo(torch.float32).tiny)
+        # A layer that happened to reproduce every bit still rounds: half a unit in the last place.
+        noise[layer] = Noise(unit, unit * longest, longest)
     for row, start, found in _other_shapes(model, prompts, layers):
         for layer, states in found.items():
             reference = alone[row][layer][start : start + len(states)]
             # a padding token's embedding may be all zeros; it has no relative error, and no noise either
             scale = norms(reference).clamp_min(torch.finfo(torch.float64).tiny)
-            relative = row_distances(states, reference) / scale
-            floor[layer] = max(floor[layer], float(relative.max()))
-    # A layer that happened to reproduce every bit still rounds: half a unit in the last place.
-    unit = torch.finfo(model.dtype).eps / 2
-    return {layer: max(value, unit) for layer, value in floor.items()}
+            difference = states.to(torch.float64) - reference.to(torch.float64)
+            known = noise[layer]
+            noise[layer] = known._replace(
+                relative=max(known.relative, float((norms(difference) / scale).max())),
+                absolute=max(
+                    known.absolute, float(norms(tempered(difference, outlier_weights(reference))).max())
+                ),
+            )
+    return noise
+
+
+def outlier_weights(states: Float[Tensor, "*row d"]) -> Float[Tensor, "*row d"]:
+    """1 at ordinary coordinates of each state; at outliers, what brings them down to the size of the rest.
+
+    A few coordinates of an attention sink are a thousand times as long as the others. What rounding does to
+    them drowns every difference between tokens; weighted so, a sink is no noisier than any other state.
+    """
+    sizes = states.abs().to(torch.float32)
+    width = sizes.shape[-1]
+    rest = sizes.sort(dim=-1).values[..., : width - width // _OUTLIERS]
+    limit = _OUTLIER * rest.square().mean(dim=-1, keepdim=True).sqrt()
+    return torch.where((sizes <= limit) | (limit == 0), 1.0, limit / sizes.clamp_min(1e-30))
+
+
+def tempered(states: Float[Tensor, "*row d"], weights: Float[Tensor, "*row d"]) -> Float[Tensor, "*row d"]:
+    """States or differences in float64, their outliers weighted down."""
+    return states.to(torch.float64) * weights.to(torch.float64)
 
 
 def _other_shapes(
@@ -113,20 +164,20 @@ def _cache_file(model: LanguageModel) -> Any:
     return cache_folder() / "noise" / f"{model.identity.weight_hash[:24]}-{where}.json"
 
 
-def _load(model: LanguageModel) -> dict[Layer, float] | None:
+def _load(model: LanguageModel) -> dict[Layer, Noise] | None:
     try:
         saved = json.loads(_cache_file(model).read_text(encoding="utf-8"))
-        return {"final" if k == "final" else int(k): float(v) for k, v in saved.items()}
-    except (OSError, ValueError, AttributeError):
+        return {"final" if k == "final" else int(k): Noise(*map(float, v)) for k, v in saved.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
         return None
 
 
-def _save(model: LanguageModel, floor: dict[Layer, float]) -> None:
+def _save(model: LanguageModel, noise: dict[Layer, Noise]) -> None:
     path = _cache_file(model)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{id(model)}.partial")
-        temporary.write_text(json.dumps({str(k): v for k, v in floor.items()}), encoding="utf-8")
+        temporary.write_text(json.dumps({str(k): v for k, v in noise.items()}), encoding="utf-8")
         temporary.replace(path)
     except OSError as error:  # a cache that cannot be written costs time, nothing else
         log.warning("the noise floor could not be cached: %s", error)
