@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from contextlib import suppress
+from pathlib import Path
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -20,6 +21,7 @@ from preimage.errors import ModelError, PreimageError
 from preimage.models.doubling import DoubleModel, Float64Throughout
 from preimage.models.language_model import LanguageModel
 
+_MEMORY = Path("/proc/meminfo")  # where there is none, nothing is known and nothing refused
 _KERNELS = ("flash", "flex", "paged")  # attention that knows no float64; eager is the same map
 
 
@@ -38,7 +40,8 @@ def random_parameters(model: LanguageModel, seed: int = 0, *, head: bool = True)
     """
     copied = model.module if head else model.anatomy.backbone
     try:
-        module = _copy(copied, _drawn(copied, torch.Generator().manual_seed(seed)))
+        require_memory(sum(math.prod(shape) for shape, _ in sizes(copied).values()))
+        module = copy_module(copied, _drawn(copied, torch.Generator().manual_seed(seed)))
         with Float64Throughout():
             return DoubleModel(module, None, name=f"{model.name}, random parameters {seed}")
     except PreimageError:
@@ -50,23 +53,45 @@ def random_parameters(model: LanguageModel, seed: int = 0, *, head: bool = True)
         ) from error
 
 
-def _drawn(module: nn.Module, generator: torch.Generator) -> dict[int, Any]:
-    """What stands in the copy for each parameter, by the parameter's id."""
+def sizes(module: nn.Module) -> dict[int, tuple[tuple[int, ...], float]]:
+    """Shape and standard deviation of every parameter that is to be drawn, by the parameter's id."""
     tables = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
-    found: dict[int, Any] = {}
     packed = {id(part.weight): (part.out_features, part.in_features) for part in _packed(module)}
+    found: dict[int, tuple[tuple[int, ...], float]] = {}
     for name, parameter in module.named_parameters():
         if not parameter.is_floating_point() and id(parameter) not in packed:
             raise ModelError(
                 f"{name} of {type(module).__name__} is stored as {parameter.dtype} and cannot be drawn anew.",
                 "Load the model without quantisation.",
             )
-        shape = packed.get(id(parameter), parameter.shape)
+        shape = packed.get(id(parameter), tuple(parameter.shape))
         whole = len(shape) < 2 or id(parameter) in tables
-        deviation = 1.0 if whole else 1 / math.sqrt(shape[-1])
-        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
-        found[id(parameter)] = nn.Parameter(noise.mul_(deviation), requires_grad=False)
+        found[id(parameter)] = (shape, 1.0 if whole else 1 / math.sqrt(shape[-1]))
     return found
+
+
+def _drawn(module: nn.Module, generator: torch.Generator) -> dict[int, Any]:
+    """What stands in the copy for each parameter, by the parameter's id."""
+    found: dict[int, Any] = {}
+    for place, (shape, deviation) in sizes(module).items():
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        found[place] = nn.Parameter(noise.mul_(deviation), requires_grad=False)
+    return found
+
+
+def require_memory(numbers: int, device: torch.device | None = None) -> None:
+    """Refuse a copy of so many float64 numbers where they do not fit, as far as the system tells."""
+    free = None
+    if device is not None and device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    elif _MEMORY.exists():
+        told = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines())
+        free = 1024 * int(told["MemAvailable"].split()[0])
+    if free is not None and 8 * numbers > free:
+        raise ModelError(
+            f"A copy in float64 takes {8 * numbers / 2**30:.1f} GiB; {free / 2**30:.1f} GiB are free.",
+            "Free memory, or use a smaller model.",
+        )
 
 
 def _packed(module: nn.Module) -> list[nn.Linear]:
@@ -75,19 +100,21 @@ def _packed(module: nn.Module) -> list[nn.Linear]:
     return [part for part in linear if not part.weight.is_floating_point()]
 
 
-def _copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """A deep copy with the tensors of ``memo`` in the place of their originals, in float64 on the CPU."""
+def copy_module(module: nn.Module, memo: dict[int, Any], device: torch.device | str = "cpu") -> nn.Module:
+    """A deep copy with what ``memo`` has for an id in the place of its original, in float64 on ``device``.
+
+    ``memo`` is filled on the way with the copy of every part.
+    """
     parts = {id(part): part for part in module.modules()}
     functions = _Functions(parts)
     for part in parts.values():
         for value in (*part._buffers.values(), *vars(part).values()):
-            _keep(value, memo)
-            for one in (
-                value.values() if isinstance(value, dict) else (value,)
-            ):  # hooks, or set on the instance
+            _keep(value, memo, device)
+            held = value.values() if isinstance(value, dict) else (value,)  # hooks, or set on the instance
+            for one in held:
                 functions.find(one, memo)
     found = copy.deepcopy(module, memo)
-    functions.fill(memo)
+    functions.fill(memo, device)
     for part in _packed(module):
         memo[id(part)].__class__ = nn.Linear  # of real numbers now
     for part in found.modules():
@@ -124,11 +151,11 @@ class _Functions:
         for held in (*_cells(value).values(), *(value.__defaults__ or ()), *own):
             self.find(held, memo)
 
-    def fill(self, memo: dict[int, Any]) -> None:
+    def fill(self, memo: dict[int, Any], device: torch.device | str) -> None:
         """Give every copy what its original holds, copied, once the module itself has been copied."""
         for function, twin in self._copies:
             for held in (*_cells(function).values(), *(function.__defaults__ or ())):
-                _keep(held, memo)
+                _keep(held, memo, device)
             twin.__defaults__ = copy.deepcopy(function.__defaults__, memo)
             twin.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
             for place, held in _cells(function).items():
@@ -136,7 +163,7 @@ class _Functions:
             for name in _named(function.__code__) & function.__globals__.keys():
                 held = function.__globals__[name]
                 if isinstance(held, Tensor):
-                    _keep(held, memo)
+                    _keep(held, memo, device)
                 if id(held) in memo or id(getattr(held, "__self__", None)) in self._parts:
                     twin.__globals__[name] = copy.deepcopy(held, memo)
 
@@ -156,10 +183,10 @@ def _named(code: CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
-def _keep(value: object, memo: dict[int, Any]) -> None:
+def _keep(value: object, memo: dict[int, Any], device: torch.device | str) -> None:
     """Enter a tensor that is no parameter: its values, in float64 where they are real numbers."""
     if isinstance(value, Tensor) and id(value) not in memo:
         kind = value.dtype
         if value.is_floating_point() or value.is_complex():
             kind = torch.float64 if value.is_floating_point() else torch.complex128
-        memo[id(value)] = value.detach().to("cpu", kind, copy=True)
+        memo[id(value)] = value.detach().to(device, kind, copy=True)
