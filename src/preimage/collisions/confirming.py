@@ -27,12 +27,12 @@ from preimage.collisions.structure import UNEXPLAINED, Structure, measured_reach
 from preimage.distances import norms, row_distances
 from preimage.layers import Layer
 from preimage.models import LanguageModel
-from preimage.models.block_draws import draw_by_block
+from preimage.models.block_draws import draw_by_block, release
 
 log = logging.getLogger(__name__)
 
 _DRAWS = 2
-_TOKENS = {"cpu": 1024, "cuda": 2**14}  # positions that go through the blocks of one draw
+_TOKENS = {"cpu": 1024, "cuda": 2**14}  # positions through the blocks of one draw; all hard pairs fit
 _TOKENS_BELOW = 2**16  # positions that go no farther than layer 0
 _PROMPTS = 512  # whose states at all layers are held at once
 _CONDITION = 8  # prompts that tell how errors grow
@@ -131,10 +131,13 @@ class ShownStructure:
         drawn = draw_by_block(self._model, seed)
         shapes = [max(part.shape) for block in self._model.anatomy.blocks for part in block.parameters()]
         terms = max(*shapes, *map(len, chosen))
-        with self._twins(drawn):
-            last = last_states(drawn, chosen, layers)
-            some = chosen[:_CONDITION]
-            bounds = rounding_bounds(drawn, some, {at: last[at][: len(some)] for at in last}, terms)
+        some = chosen[:_CONDITION]
+        try:
+            with self._twins(drawn):
+                last = last_states(drawn, chosen, layers)
+                bounds = rounding_bounds(drawn, some, {at: last[at][: len(some)] for at in last}, terms)
+        finally:
+            release(drawn)
         place = {ids: row for row, ids in enumerate(chosen)}
         for layer in layers:
             for group in classes[layer]:

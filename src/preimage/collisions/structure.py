@@ -100,8 +100,8 @@ def token_classes(model: LanguageModel, longest: int = 1) -> list[int]:
     tokens = torch.arange(model.vocab_size)
     entering = [model.states(some[:, None], (0,))[0][:, 0] for some in tokens.split(_TOKENS)]
     same = same_rows(torch.cat(entering)).cpu()
-    twins = (same != tokens).nonzero().flatten() if longest > 1 else tokens[:0]
-    for some in twins.split(max(1, _TOKENS // longest)):
+    twins = (same != tokens).nonzero().flatten()
+    for some in twins.split(max(1, _TOKENS // longest)) if longest > 1 and len(twins) else ():
         here, there = (model.states(row[:, None].expand(-1, longest), (0,))[0] for row in (some, same[some]))
         apart = (here != there).flatten(1).any(dim=1).cpu()
         same[some[apart]] = some[apart]

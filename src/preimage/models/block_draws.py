@@ -63,6 +63,12 @@ def draw_by_block(model: LanguageModel, seed: int = 0) -> DoubleModel:
         ) from error
 
 
+def release(drawn: DoubleModel) -> None:
+    """Give the memory of a copy back now; it is of no more use. Its hooks would keep it for a while."""
+    for part in drawn.module.modules():
+        part._parameters.clear()
+
+
 def _only_inside(backbone: nn.Module, blocks: tuple[nn.Module, ...]) -> list[list[int]]:
     """The parameters of each block that nothing else in the backbone has."""
     homes: dict[int, set[int]] = {}

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 # of the default model the largest was 6 to 15 times that. Two states of one layer are the same but for noise
 # when they are no further apart than so many floors of the longer one: in inversion and in collisions.
 SAFETY = 16.0
+_ANOTHER_MAP = 1000.0  # times what other shapes change, and above half the digits: not rounding
 _LENGTH = 64
 _RECIPE = 1  # raise when the measurement changes
 _measured: weakref.WeakKeyDictionary[LanguageModel, dict[Layer, float]]
@@ -53,37 +54,54 @@ def measure_noise(model: LanguageModel) -> dict[Layer, float]:
     layers: tuple[Layer, ...] = (*range(model.n_layers + 1), "final")
     prompts = calibration_prompts(model)
     alone = [{k: v[0] for k, v in model.states(p[None], layers).items()} for p in prompts]
-    floor: dict[Layer, float] = dict.fromkeys(layers, 0.0)
-    for row, start, found in _other_shapes(model, prompts, layers):
+    # A layer that happened to reproduce every bit still rounds: half a unit in the last place.
+    unit = torch.finfo(model.dtype).eps / 2
+    floor = {k: max(v, unit) for k, v in _largest(alone, _other_shapes(model, prompts, layers)).items()}
+    try:
+        cached = _largest(alone, _cached_shapes(model, prompts, layers))
+    except Exception as error:  # a model with a cache of its own, or none, has no such shape
+        log.warning("%s has no cached prefix, and its noise is that without: %s", model.name, error)
+        return floor
+    if any(cached[layer] > max(unit**0.5, _ANOTHER_MAP * floor[layer]) for layer in layers):
+        log.warning("%s keeps something outside its cache: on a prefix it is another map", model.name)
+        return floor
+    return {layer: max(floor[layer], cached[layer]) for layer in layers}
+
+
+def _largest(
+    alone: Sequence[dict[Layer, Tensor]], shapes: Iterator[tuple[int, int, dict[Layer, Tensor]]]
+) -> dict[Layer, float]:
+    """The largest relative difference a layer between prompts alone and in other shapes."""
+    largest: dict[Layer, float] = dict.fromkeys(alone[0], 0.0)
+    for row, start, found in shapes:
         for layer, states in found.items():
             reference = alone[row][layer][start : start + len(states)]
             # a padding token's embedding may be all zeros; it has no relative error, and no noise either
             scale = norms(reference).clamp_min(torch.finfo(torch.float64).tiny)
             relative = row_distances(states, reference) / scale
-            floor[layer] = max(floor[layer], float(relative.max()))
-    # A layer that happened to reproduce every bit still rounds: half a unit in the last place.
-    unit = torch.finfo(model.dtype).eps / 2
-    return {layer: max(value, unit) for layer, value in floor.items()}
+            largest[layer] = max(largest[layer], float(relative.max()))
+    return largest
 
 
 def _other_shapes(
     model: LanguageModel, prompts: Int[Tensor, "prompt position"], layers: Sequence[Layer]
 ) -> Iterator[tuple[int, int, dict[Layer, Tensor]]]:
-    """(prompt, first position, states) of the same prompts: batched, truncated, on a cached prefix."""
+    """(prompt, first position, states) of the same prompts: batched, truncated."""
     batch = model.states(prompts, layers)
     for row in range(len(prompts)):
         yield row, 0, {layer: states[row] for layer, states in batch.items()}
-    length = len(prompts[0])
     for row, prompt in enumerate(prompts):
-        short = prompt[: max(1, length // 3)]
+        short = prompt[: max(1, len(prompt) // 3)]
         yield row, 0, {layer: s[0] for layer, s in model.states(short[None], layers).items()}
+
+
+def _cached_shapes(
+    model: LanguageModel, prompts: Int[Tensor, "prompt position"], layers: Sequence[Layer]
+) -> Iterator[tuple[int, int, dict[Layer, Tensor]]]:
+    """(prompt, position, its state) of the same prompts, a token on a cached prefix."""
     for row, prompt in enumerate(prompts):
-        split = [0, 1, length // 2, length - 1][row % 4]
-        try:
-            yield from _cached(model, row, prompt, split, layers)
-        except Exception as error:  # a model with a cache of its own, or none, has no such shape
-            log.warning("%s does not run on a cached prefix; its noise is that without: %s", model.name, error)
-            return
+        split = [0, 1, len(prompt) // 2, len(prompt) - 1][row % 4]
+        yield from _cached(model, row, prompt, split, layers)
 
 
 def _cached(
