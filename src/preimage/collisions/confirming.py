@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from preimage.collisions.rounding import last_states, rounding_bounds
+from preimage.collisions.rounding import last_states, most_terms, rounding_bounds
 from preimage.collisions.structure import UNEXPLAINED, Structure, measured_reach
 from preimage.distances import norms, row_distances
 from preimage.layers import Layer
@@ -129,8 +129,7 @@ class ShownStructure:
         """Add to the labels what one draw says."""
         layers = [layer for layer, groups in classes.items() if groups]
         drawn = draw_by_block(self._model, seed)
-        shapes = [max(part.shape) for block in self._model.anatomy.blocks for part in block.parameters()]
-        terms = max(*shapes, *map(len, chosen))
+        terms = most_terms(self._model, chosen)
         some = chosen[:_CONDITION]
         try:
             with self._twins(drawn):

@@ -8,6 +8,9 @@ assumed: what the embedding returns is moved by a relative 2^-36 and the largest
 is kept.
 
     bound(l) = 8 (l + 1) k u max(1, condition(l)),    u = 2^-53
+
+This is about 1e-13 of a state's norm for a tiny model and 4e-11 at the top of SmolLM2's 30 blocks: far above
+the 1e-16 to 1e-14 that equal states differ by, and far below what separates prompts.
 """
 
 from __future__ import annotations
@@ -29,15 +32,27 @@ Ids = tuple[int, ...]
 
 
 def last_states(
-    model: LanguageModel, ids: Sequence[Ids], layers: Sequence[Layer]
+    model: LanguageModel, ids: Sequence[Ids], layers: Sequence[Layer], follow: int | None = None
 ) -> dict[Layer, Float[Tensor, "prompt d_model"]]:
-    """The last state of every prompt, prompts of one length together and nothing padded."""
+    """The last state of every prompt, prompts of one length together and nothing padded.
+
+    With ``follow`` a token is put after each prompt: what comes later changes no state before it.
+    """
     rows: dict[Layer, list[Tensor]] = {layer: [torch.empty(0)] * len(ids) for layer in layers}
     for places, batch in _batches(ids):
+        position = batch.shape[1] - 1
+        if follow is not None:
+            batch = torch.cat([batch, torch.full((len(batch), 1), follow)], dim=1)
         for layer, states in model.states(batch, layers).items():
-            for place, state in zip(places, states[:, -1], strict=True):
+            for place, state in zip(places, states[:, position], strict=True):
                 rows[layer][place] = state
     return {layer: torch.stack(states) for layer, states in rows.items()}
+
+
+def most_terms(model: LanguageModel, ids: Sequence[Ids]) -> int:
+    """k: the longest row of any matrix of the blocks, or the longest prompt."""
+    sizes = [max(part.shape, default=1) for block in model.anatomy.blocks for part in block.parameters()]
+    return max(*sizes, *map(len, ids))
 
 
 def rounding_bounds(
@@ -45,7 +60,7 @@ def rounding_bounds(
 ) -> dict[Layer, float]:
     """What rounding may put between equal states, relative to |h| + |h'|, by layer: the bound above.
 
-    ``last`` are the last states of ``ids``; ``terms`` is k.
+    ``last`` are the last states of ``ids``, ``terms`` is k.
     """
     generator = torch.Generator().manual_seed(0)
 
