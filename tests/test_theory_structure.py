@@ -207,6 +207,14 @@ def test_a_forward_that_holds_the_original_holds_the_copy_in_the_copy() -> None:
     assert attention.q_proj.weight.dtype == torch.float32
 
 
+def test_functions_that_hold_nothing_of_the_model_stay_themselves() -> None:
+    module = build("llama")
+    del module.model.layers[0].mlp.act_fn
+    module.model.layers[0].mlp.act_fn = nn.functional.relu
+    drawn = random_parameters(preimage.load(module))
+    assert drawn.anatomy.blocks[0].mlp.act_fn is nn.functional.relu  # type: ignore[union-attr]
+
+
 def test_linear_parts_in_a_few_bits_are_drawn_as_real_numbers() -> None:
     class Packed(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

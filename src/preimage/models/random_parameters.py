@@ -22,6 +22,7 @@ from preimage.models.doubling import DoubleModel, Float64Throughout
 from preimage.models.language_model import LanguageModel
 
 _MEMORY = Path("/proc/meminfo")  # where there is none, nothing is known and nothing refused
+_CONSTANTS = (type(None), bool, int, float, str, torch.dtype, type, FunctionType)
 _KERNELS = ("flash", "flex", "paged")  # attention that knows no float64; eager is the same map
 
 
@@ -138,23 +139,20 @@ class _Functions:
         self._copies: list[tuple[FunctionType, FunctionType]] = []
 
     def find(self, value: object, memo: dict[int, Any]) -> None:
-        """Make an empty copy of a function, and of every function it holds."""
-        if not isinstance(value, FunctionType) or id(value) in memo:
+        """Make an empty copy of a function, and of every function it holds, if any part can be reached."""
+        if not isinstance(value, FunctionType) or id(value) in memo or not self._reaches(value, set()):
             return
         cells = tuple(CellType() for _ in value.__closure__ or ())
         twin = FunctionType(value.__code__, dict(value.__globals__), value.__name__, closure=cells)
         memo[id(value)] = twin
         self._copies.append((value, twin))
-        named = _named(value.__code__) & value.__globals__.keys()
-        near = [value.__globals__[name] for name in named]
-        own = [one for one in near if getattr(one, "__globals__", None) is value.__globals__]
-        for held in (*_cells(value).values(), *(value.__defaults__ or ()), *own):
+        for held in (*_held(value), *_neighbours(value)):
             self.find(held, memo)
 
     def fill(self, memo: dict[int, Any], device: torch.device | str) -> None:
         """Give every copy what its original holds, copied, once the module itself has been copied."""
         for function, twin in self._copies:
-            for held in (*_cells(function).values(), *(function.__defaults__ or ())):
+            for held in _held(function):
                 _keep(held, memo, device)
             twin.__defaults__ = copy.deepcopy(function.__defaults__, memo)
             twin.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
@@ -164,8 +162,26 @@ class _Functions:
                 held = function.__globals__[name]
                 if isinstance(held, Tensor):
                     _keep(held, memo, device)
-                if id(held) in memo or id(getattr(held, "__self__", None)) in self._parts:
+                if id(held) in memo or self._is_part(held):
                     twin.__globals__[name] = copy.deepcopy(held, memo)
+
+    def _reaches(self, function: FunctionType, seen: set[int]) -> bool:
+        """Whether a function holds anything that differs in the copy; a library's own do not."""
+        seen.add(id(function))
+        named = [function.__globals__.get(name) for name in _named(function.__code__)]
+        if any(not isinstance(held, _CONSTANTS) for held in _held(function)):
+            return True
+        if any(isinstance(held, Tensor) or self._is_part(held) for held in named):
+            return True
+        further = [*_held(function), *_neighbours(function)]
+        return any(
+            self._reaches(held, seen)
+            for held in further
+            if isinstance(held, FunctionType) and id(held) not in seen
+        )
+
+    def _is_part(self, held: object) -> bool:
+        return id(held) in self._parts or id(getattr(held, "__self__", None)) in self._parts
 
 
 def _cells(function: FunctionType) -> dict[int, Any]:
@@ -175,6 +191,19 @@ def _cells(function: FunctionType) -> dict[int, Any]:
         with suppress(ValueError):
             found[place] = cell.cell_contents
     return found
+
+
+def _held(function: FunctionType) -> list[Any]:
+    """What a function holds in its closure and its default arguments."""
+    named = (function.__kwdefaults__ or {}).values()
+    return [*_cells(function).values(), *(function.__defaults__ or ()), *named]
+
+
+def _neighbours(function: FunctionType) -> list[FunctionType]:
+    """The functions that it names of those written beside it."""
+    named = (function.__globals__.get(name) for name in _named(function.__code__))
+    beside = (held for held in named if isinstance(held, FunctionType))
+    return [held for held in beside if held.__globals__ is function.__globals__]
 
 
 def _named(code: CodeType) -> set[str]:
