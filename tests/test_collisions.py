@@ -27,7 +27,6 @@ from preimage.collisions.structure import (
     CONSTANT,
     IDENTICAL_EMBEDDINGS,
     SAME_LAST_TOKEN,
-    SAME_TEXT,
     SAME_WINDOW,
     UNEXPLAINED,
     absolute_positions,
@@ -39,7 +38,7 @@ from preimage.models import LanguageModel
 from preimage.prompts import PromptOptions, PromptSet, gather, hard_pairs
 from preimage.report import spacing_figure
 from preimage.results import CollidingPair, Continuation, LayerCollisions, RunFolder, Spacing
-from preimage.states import States, noise_floor
+from preimage.states import SAFETY, States, noise_floor
 from test_loading import VOCABULARY as TEXT_VOCABULARY
 from test_loading import make_tokenizer
 from tiny import VOCABULARY, build, random_ids, tiny
@@ -156,7 +155,8 @@ def check_spacing(
     assert spacing.separation == spacing.closest[0].distance
     assert spacing.mean_norm == pytest.approx(float(lengths.mean()), rel=1e-12)
     assert spacing.normalised == pytest.approx(spacing.closest[0].distance / spacing.mean_norm, rel=1e-12)
-    floor = {(i, j): spacing.noise_floor * float(lengths[i] + lengths[j]) for _, i, j in pairs}
+    floor = {(i, j): SAFETY * spacing.noise_floor * float(max(lengths[i], lengths[j])) for _, i, j in pairs}
+    assert spacing.floor == pytest.approx(SAFETY * spacing.noise_floor * spacing.mean_norm, rel=1e-12)
     for pair in (spacing.minimum, *spacing.closest, *spacing.listed):
         assert pair.floor == pytest.approx(floor[pair.first, pair.second], rel=1e-12)
     below = {f"{t:g}": sum(distance < t for distance in distances) for t in (1e-6, *thresholds)}
@@ -219,7 +219,8 @@ def check_hard_kinds(
         members = [pair for pair in expected if pair.kind == kind.kind]
         sides = [(last[rows[pair.first]], last[rows[pair.second]]) for pair in members]
         away = [float(row_distances(*side)) for side in sides]
-        floors = [found.spacing.noise_floor * float(norms(one) + norms(other)) for one, other in sides]
+        noise = SAFETY * found.spacing.noise_floor
+        floors = [noise * float(max(norms(one), norms(other))) for one, other in sides]
         explained = [must_collide(pair.first, pair.second, found.layer, learned) for pair in members]
         assert kind.pairs == len(members)
         assert kind.minimum.distance == pytest.approx(min(away), rel=1e-12)
@@ -488,7 +489,7 @@ def test_states_one_rounding_apart_are_at_the_floor_and_unexplained() -> None:
     assert (spacing.separation, spacing.below) == (spacing.minimum.distance, {"1e-06": 1})
 
 
-def test_the_same_text_in_other_tokens_is_no_riddle() -> None:
+def test_the_same_text_in_other_tokens_is_no_excuse() -> None:
     tokenizer = make_tokenizer()
     module = build("llama", vocab_size=TEXT_VOCABULARY)
     with torch.no_grad():
@@ -500,7 +501,9 @@ def test_the_same_text_in_other_tokens_is_no_riddle() -> None:
     assert model.decode(whole) == model.decode(pieces) == "the the"
     audit = preimage.find_collisions(model, [whole, pieces, [BOS, *whole]], "final", hard_bases=0)
     spacing = audit.at("final").spacing
-    assert (spacing.explained, spacing.unexplained) == ({SAME_TEXT: 1}, 2)
+    assert (spacing.explained, spacing.unexplained) == ({}, 3)
+    same = next(pair for pair in spacing.listed if pair.first_ids == tuple(whole))
+    assert same.first_text == same.second_text == "the the"  # shown, and no reason
 
 
 # --- interrupted and continued (J1, J2) -------------------------------------------------------
@@ -987,7 +990,7 @@ def test_the_figure_has_a_curve_for_every_quantity() -> None:
     spacings = [found.spacing for found in audit.layers]
     assert curves["closest pair that must differ"] == [spacing.separation for spacing in spacings]
     assert curves["maximum"] == [spacing.quantiles["1"][0] for spacing in spacings]
-    assert curves["noise floor"] == [2 * s.noise_floor * s.mean_norm for s in spacings]
+    assert curves["noise floor"] == [s.floor for s in spacings]
     hard = curves["closest hard pair that must differ"]
     for found, value in zip(audit.layers[1:], hard[1:], strict=True):
         assert value == min(k.separation for k in found.hard if k.separation is not None)

@@ -116,9 +116,7 @@ def observe(case: Case, model: LanguageModel) -> States:
     states = States.from_tensor(own.to(case.stored), case.layer)
     if case.positions == "last":
         layout = dataclasses.replace(states.layout, positions="last")
-        states = States(
-            layout, states.store, token_ids=None, model=None, noise_floor={}, dtype=states.dtype
-        )
+        states = States(layout, states.store, token_ids=None, model=None, noise_floor={}, dtype=states.dtype)
     return states
 
 
@@ -184,9 +182,9 @@ def wrongs(case: Case, found: Inversion, surely: set, maybe: set) -> list[str]:
             wrong.append("not complete, and not said why")
         if len(listed) > found.fitting:
             wrong.append("more are listed than counted")
-    if found.status == "not_recovered" and surely and "Stopped" not in found.reason:
-        if case.positions == "all" or any(len(prompt) == 1 for prompt in surely):
-            wrong.append(f"{surely} fits, and it says {found.reason}")
+    decidable = {prompt for prompt in surely if case.positions == "all" or len(prompt) == 1}
+    if found.status == "not_recovered" and decidable and "Stopped" not in found.reason:
+        wrong.append(f"{decidable} fits, and it says {found.reason}")
     return wrong
 
 
@@ -208,9 +206,10 @@ def main(count: int, first: int = 1_000_000) -> None:
         statuses[status] += 1
         if wrong:
             failures.append({"number": number, "case": str(case), "wrong": wrong})
-            print(failures[-1], file=sys.stderr)
+            sys.stderr.write(f"{failures[-1]}\n")
     document = {"inversions": count, "first": first, "statuses": dict(sorted(statuses.items()))}
-    print(json.dumps(document | {"wrong": failures, "seconds": round(time.perf_counter() - began)}))
+    document |= {"wrong": failures, "seconds": round(time.perf_counter() - began)}
+    sys.stdout.write(json.dumps(document) + "\n")
 
 
 if __name__ == "__main__":

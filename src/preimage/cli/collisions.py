@@ -177,7 +177,7 @@ def _numbers(spacing: Spacing) -> list[str]:
     quantiles = [f"{values[0]:.4g}" for values in spacing.quantiles.values()]
     separation = "-" if spacing.separation is None else f"{spacing.separation:.4g}"
     normalised = "-" if spacing.normalised is None else f"{spacing.normalised:.3g}"
-    floor = f"{2 * spacing.noise_floor * spacing.mean_norm:.2g}"
+    floor = f"{spacing.floor:.2g}"
     below = [str(number) for number in spacing.below.values()]
     return [f"{spacing.minimum.distance:.4g}", separation, normalised, *quantiles, floor, *below,
             str(spacing.at_floor), str(spacing.unexplained)]  # fmt: skip

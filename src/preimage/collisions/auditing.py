@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from preimage.collisions.confirming import ShownStructure
 from preimage.collisions.options import CollisionOptions
 from preimage.collisions.spacing import Named, measure_spacing
-from preimage.collisions.structure import UNEXPLAINED, Structure
+from preimage.collisions.structure import UNEXPLAINED
 from preimage.collisions.thresholds import require_above_noise
 from preimage.collisions.tiles import KeptTiles
 from preimage.distances import here, norms, row_distances
@@ -24,7 +25,7 @@ from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import HardPair, PromptSet, hard_pairs
 from preimage.results import CollidingPair, CollisionAudit, HardKind, LayerCollisions, RunFolder
-from preimage.states import States, capture, encode_all, noise_floor
+from preimage.states import States, capture, encode_all, noise_floor, safety
 
 _BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 _STATES = "states"  # in the run folder, until the run is done
@@ -64,6 +65,9 @@ def find_collisions(
             "prompts": ids.fingerprint,
             "layers": list(wanted),
             "options": chosen.to_dict(),
+            "floors": safety(
+                model.dtype
+            ),  # so many noise floors are noise; layers judged by another number do not mix
         }
         folder = RunFolder(out, plan)
     kept = {} if folder is None else folder.items
@@ -104,11 +108,11 @@ class _Audit:
         self._model, self._ids, self._layers, self._options = model, ids, layers, options
         self._folder, self._progress = folder, progress
         self._done = 0 if folder is None else len(folder.items)
-        self._structure = Structure(model)
         self._floor = noise_floor(model, layers)
         self._hard = _hard_pairs(model, ids, options)
         sides = dict.fromkeys(ids for pair in self._hard for ids in (pair.first, pair.second))
         self._hard_rows = {ids: row for row, ids in enumerate(sides)}
+        self._structure = ShownStructure(model, [*ids, *sides], layers)
         self._captured: tuple[States, States | None] | None = None
 
     def at(self, layer: Layer) -> LayerCollisions:
@@ -165,7 +169,7 @@ class _Audit:
                 )
         rows = [(self._hard_rows[pair.first], self._hard_rows[pair.second]) for pair in self._hard]
         first, second = (last[list(side)] for side in zip(*rows, strict=True))
-        floors = self._floor[layer] * (norms(first) + norms(second))
+        floors = safety(first.dtype) * self._floor[layer] * torch.maximum(norms(first), norms(second))
         kinds: dict[str, list[CollidingPair]] = {}
         for pair, ends, distance, floor in zip(
             self._hard, rows, row_distances(first, second).tolist(), floors.tolist(), strict=True

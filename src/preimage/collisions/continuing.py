@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,18 +12,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from preimage.collisions.confirming import ShownStructure
 from preimage.collisions.options import CollisionOptions
 from preimage.collisions.spacing import Named, measure_spacing
-from preimage.collisions.structure import IDENTICAL_EMBEDDINGS, SAME_TEXT, UNEXPLAINED, same_text
+from preimage.collisions.structure import IDENTICAL_EMBEDDINGS, UNEXPLAINED, Structure
 from preimage.collisions.thresholds import require_above_noise
-from preimage.distances import require_finite, same_rows
+from preimage.distances import require_finite
 from preimage.errors import OptionError, PromptError, RunFolderError
 from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
 from preimage.results import CollisionAudit, Continuation, ContinuationScan, RunFolder, read_json
-from preimage.states import encode_all, noise_floor
+from preimage.states import encode_all, noise_floor, safety
 
 
 def scan_continuations(
@@ -60,9 +62,10 @@ def scan_continuations(
             "prefixes": PromptSet(tuple(ids), "list", 0, 0).fingerprint,
             "layer": at,
             "options": chosen.to_dict(),
+            "floors": safety(model.dtype),
         }
         folder = RunFolder(out, plan)
-    named = _named_tokens(model)
+    structure = Structure(model, longest=max(map(len, ids)) + 1)
     found: list[Continuation] = []
     for number, prefix in enumerate(ids):
         progress(number, len(ids), "prefixes")
@@ -71,6 +74,7 @@ def scan_continuations(
             continue
         states = _every_token(model, prefix, at)
         require_finite(states, f"Prefix {number}, layer {at}, token")
+        named = _named_tokens(model, prefix, at, structure)
         spacing = measure_spacing(states, floor, named, chosen)
         found.append(Continuation(prefix, model.decode(prefix), at, spacing))
         if folder is not None:
@@ -123,19 +127,21 @@ def _every_token(
     return states
 
 
-def _named_tokens(model: LanguageModel) -> Named:
-    same = same_rows(model.embedding_table).tolist()
+def _named_tokens(model: LanguageModel, prefix: tuple[int, ...], layer: Layer, structure: Structure) -> Named:
+    """What the tokens after a prefix are; those that enter the model as one may have to have one state."""
+    often = Counter(structure.same)
+    twins = [token for token, first in enumerate(structure.same) if often[first] > 1]
+    shown = ShownStructure(model, [(*prefix, token) for token in twins or [0]], (layer,), structure)
+    keys = {token: shown.key((*prefix, token), layer) for token in twins}
 
     def explain(first: int, second: int, near: bool) -> str:
-        if same[first] == same[second]:
+        if first in keys and keys[first] == keys.get(second):
             return IDENTICAL_EMBEDDINGS
-        if not near:
-            return ""
-        return SAME_TEXT if same_text(model, [first], [second]) else UNEXPLAINED
+        return UNEXPLAINED if near else ""
 
     return Named(
         ids=lambda row: (row,),
         text=lambda row: model.decode([row]),
-        key=lambda row: same[row],
+        key=lambda row: keys.get(row, row),
         explain=explain,
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from heapq import merge
 from itertools import combinations, islice, product
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from preimage.collisions.options import PUBLISHED, CollisionOptions
 from preimage.collisions.structure import UNEXPLAINED
 from preimage.distances import EachTile, PairScan, here, norms
 from preimage.results import CollidingPair, Spacing
+from preimage.states import safety
 
 _QUANTILES = (0.01, 0.5, 1.0)
 
@@ -36,13 +39,19 @@ def measure_spacing(
     options: CollisionOptions,
     each: EachTile = here,
 ) -> Spacing:
-    """Everything about the pairs of these states; ``noise_floor`` is relative, ``each`` runs the tiles."""
+    """Everything about the pairs of these states; ``noise_floor`` is relative, ``each`` runs the tiles.
+
+    Two states are the same but for noise when they are no farther apart than ``safety`` floors of the longer:
+    the line that inversion draws too.
+    """
+    named = replace(named, key=cache(named.key))
     scan = PairScan(states, spread=True, each=each)
     lengths = norms(states)
-    floors = noise_floor * lengths
+    factor = safety(states.dtype)
+    floors = factor * noise_floor * lengths
 
     def pair(first: int, second: int, distance: float) -> CollidingPair:
-        floor = float(floors[first] + floors[second])
+        floor = float(torch.maximum(floors[first], floors[second]))
         return CollidingPair(
             first=first,
             second=second,
@@ -71,6 +80,7 @@ def measure_spacing(
         quantiles={f"{q:g}": (*scan.spread.quantile(q),) for q in _QUANTILES},
         mean_norm=mean_norm,
         noise_floor=noise_floor,
+        floor=factor * noise_floor * mean_norm,
         below={f"{threshold:g}": count for threshold, count in zip(thresholds, counts, strict=True)},
         at_floor=sum(reasons.values()),
         explained={reason: count for reason, count in sorted(reasons.items()) if reason != UNEXPLAINED},
@@ -122,8 +132,8 @@ def _at_floor(
     for group in scan.groups():
         for number, first, second in _classes(group, group, named):
             note(named.explain(first, second, True), number, (first, second, 0.0))
-    for firsts, seconds, away in scan.within(2 * float(floors.max())):
-        near = away <= floors[firsts] + floors[seconds]
+    for firsts, seconds, away in scan.within(float(floors.max())):
+        near = away <= torch.maximum(floors[firsts], floors[seconds])
         for i, j, distance in zip(
             firsts[near].tolist(), seconds[near].tolist(), away[near].tolist(), strict=True
         ):

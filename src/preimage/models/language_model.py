@@ -39,13 +39,14 @@ class LanguageModel:
         name: str,
         revision: str | None = None,
         folder: Path | None = None,
+        anatomy: Anatomy | None = None,  # where it is known already
     ) -> None:
         self.module = module.eval()  # dropout would make every pass another map
         self.tokenizer = tokenizer
         self.name = name
         self.revision = revision
         self._folder = folder
-        self.anatomy: Anatomy = discover(module)
+        self.anatomy: Anatomy = anatomy or discover(module)
         self.forward_tokens = 0  # token positions run so far, for whoever counts cost
 
     def __repr__(self) -> str:
@@ -77,15 +78,18 @@ class LanguageModel:
         return int(limit) if limit else None
 
     def receptive_field(self, layer: Layer) -> int | None:
-        """How many of the last tokens a state at a layer can depend on; None where on all.
+        """How many of the last tokens a state at a layer can depend on, by the config; None where on all.
 
-        A block with a sliding window looks back window - 1 positions further than the block below.
+        A block with a sliding window looks back window - 1 positions further than the block below. What the
+        config says is a hypothesis: parts may have been replaced, and not every class reads it.
         """
         config = self.module.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
         window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+        if isinstance(getattr(config, "attention_layers", None), list):  # GPT-Neo's own names
+            window, kinds = getattr(config, "window_size", None), config.attention_layers
         sees = 1
         for block in range(self.n_layers if layer == "final" else layer):
-            slides = kinds[block] == "sliding_attention" if kinds else True
+            slides = kinds[block] in ("sliding_attention", "local") if kinds else True
             if not window or not slides or getattr(config, "use_sliding_window", None) is False:
                 return None
             sees += window - 1

@@ -20,7 +20,7 @@ def spacing_figure(audit: CollisionAudit) -> go.Figure:
         min((kind.separation for kind in found.hard if kind.separation is not None), default=None)
         for found in audit.layers
     ]
-    curves["noise floor"] = [2 * spacing.noise_floor * spacing.mean_norm for spacing in spacings]
+    curves["noise floor"] = [spacing.floor for spacing in spacings]
     figure = go.Figure()
     for label, values in curves.items():
         shown = [value if value else None for value in values]  # a logarithmic axis has no 0

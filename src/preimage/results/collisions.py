@@ -17,8 +17,9 @@ class CollidingPair:
     """Two prompts, or two next tokens, and how far apart their states are.
 
     ``first`` and ``second`` number the prompts that differ, in the order given; of hard pairs, their own.
-    ``floor`` is what rounding alone may put between the two. ``explanation`` says why the two states are the
-    same for all parameters; at or under the floor, where nothing says why, it is "unexplained"; else empty.
+    ``floor`` is what noise may put between the two: 16 noise floors of the longer, as in an inversion.
+    ``explanation`` says why the two states are the same for all parameters (or, of identical embeddings, for
+    all others); at or under the floor, where nothing says why, it is "unexplained"; else empty.
     """
 
     first: int
@@ -58,6 +59,7 @@ class Spacing:
     quantiles: dict[str, tuple[float, float, float]]  # q: value, proven lower and upper bound
     mean_norm: float
     noise_floor: float  # relative
+    floor: float  # what counts as the same but for noise, at the mean norm
     below: dict[str, int]
     at_floor: int
     explained: dict[str, int]
@@ -230,6 +232,7 @@ def _row(head: dict[str, Any], spacing: Spacing) -> dict[str, Any]:
         **quantiles,
         "mean_norm": spacing.mean_norm,
         "noise_floor": spacing.noise_floor,
+        "floor": spacing.floor,
         **below,
         "at_floor": spacing.at_floor,
         "unexplained": spacing.unexplained,

@@ -4,6 +4,7 @@ from preimage.states.bundle import open_states
 from preimage.states.capture import capture, encode_all
 from preimage.states.layout import Positions
 from preimage.states.noise import (
+    SAFETY,
     Noise,
     calibration_prompts,
     measure_noise,
@@ -24,6 +25,7 @@ from preimage.states.states import States
 from preimage.states.tensor_input import read_tensor
 
 __all__ = [
+    "SAFETY",
     "Noise",
     "Observation",
     "Positions",

@@ -24,6 +24,8 @@ from preimage.prompts import PromptOptions, gather
 
 log = logging.getLogger(__name__)
 
+SAFETY = 16.0  # measured floors that still are noise, in single and double precision
+_ANOTHER_MAP = 1000.0  # times what other shapes change, and above half the digits: not rounding
 _LENGTH = 64
 _RECIPE = 2  # raise when the measurement changes
 _OUTLIERS = 16  # one coordinate in so many may be an outlier
@@ -49,7 +51,7 @@ def safety(dtype: torch.dtype) -> float:
     default model the largest was up to 22 times that in float32, where other tokens lie thousands of floors
     away, and up to 2.6 times in bfloat16, where they lie tens away.
     """
-    return 16.0 if torch.finfo(dtype).eps < 1e-4 else 4.0
+    return SAFETY if torch.finfo(dtype).eps < 1e-4 else SAFETY / 4
 
 
 def noise_floor(model: LanguageModel, layers: Sequence[Layer]) -> dict[Layer, float]:
@@ -77,13 +79,35 @@ def measure_noise(model: LanguageModel) -> dict[Layer, Noise]:
     prompts = calibration_prompts(model)
     alone = [{k: v[0] for k, v in model.states(p[None], layers).items()} for p in prompts]
     unit = torch.finfo(model.dtype).eps / 2
-    noise: dict[Layer, Noise] = {}
+    noise = {layer: _rounding([one[layer] for one in alone], unit) for layer in layers}
+    noise = _widened(noise, alone, _other_shapes(model, prompts, layers))
+    try:
+        cached = _widened(noise, alone, _cached_shapes(model, prompts, layers))
+    except Exception as error:  # a model with a cache of its own, or none, has no such shape
+        log.warning("%s has no cached prefix, and its noise is that without: %s", model.name, error)
+        return noise
     for layer in layers:
-        lengths = torch.cat([norms(tempered(one[layer], outlier_weights(one[layer]))) for one in alone])
-        longest = max(float(lengths.max()), torch.finfo(torch.float32).tiny)
-        # A layer that happened to reproduce every bit still rounds: half a unit in the last place.
-        noise[layer] = Noise(unit, unit * longest, longest)
-    for row, start, found in _other_shapes(model, prompts, layers):
+        if cached[layer].relative > max(unit**0.5, _ANOTHER_MAP * noise[layer].relative):
+            log.warning("%s keeps something outside its cache: on a prefix it is another map", model.name)
+            return noise
+    return cached
+
+
+def _rounding(states: Sequence[Float[Tensor, "position d"]], unit: float) -> Noise:
+    """What rounding does at least: a layer that happened to reproduce every bit still rounds."""
+    lengths = torch.cat([norms(tempered(one, outlier_weights(one))) for one in states])
+    longest = max(float(lengths.max()), torch.finfo(torch.float32).tiny)
+    return Noise(unit, unit * longest, longest)
+
+
+def _widened(
+    noise: dict[Layer, Noise],
+    alone: Sequence[dict[Layer, Tensor]],
+    shapes: Iterator[tuple[int, int, dict[Layer, Tensor]]],
+) -> dict[Layer, Noise]:
+    """Noise that also covers the differences between prompts alone and in other shapes."""
+    noise = dict(noise)
+    for row, start, found in shapes:
         for layer, states in found.items():
             reference = alone[row][layer][start : start + len(states)]
             # a padding token's embedding may be all zeros; it has no relative error, and no noise either
@@ -120,15 +144,21 @@ def tempered(states: Float[Tensor, "*row d"], weights: Float[Tensor, "*row d"]) 
 def _other_shapes(
     model: LanguageModel, prompts: Int[Tensor, "prompt position"], layers: Sequence[Layer]
 ) -> Iterator[tuple[int, int, dict[Layer, Tensor]]]:
-    """(prompt, first position, states) of the same prompts: batched, truncated, on a cached prefix."""
+    """(prompt, first position, states) of the same prompts: batched, truncated."""
     batch = model.states(prompts, layers)
     for row in range(len(prompts)):
         yield row, 0, {layer: states[row] for layer, states in batch.items()}
-    length = len(prompts[0])
     for row, prompt in enumerate(prompts):
-        short = prompt[: max(1, length // 3)]
+        short = prompt[: max(1, len(prompt) // 3)]
         yield row, 0, {layer: s[0] for layer, s in model.states(short[None], layers).items()}
-        split = [0, 1, length // 2, length - 1][row % 4]
+
+
+def _cached_shapes(
+    model: LanguageModel, prompts: Int[Tensor, "prompt position"], layers: Sequence[Layer]
+) -> Iterator[tuple[int, int, dict[Layer, Tensor]]]:
+    """(prompt, position, its state) of the same prompts, a token on a cached prefix."""
+    for row, prompt in enumerate(prompts):
+        split = [0, 1, len(prompt) // 2, len(prompt) - 1][row % 4]
         yield from _cached(model, row, prompt, split, layers)
 
 
