@@ -18,8 +18,8 @@ class Quantile(NamedTuple):
     high: float
 
 
-# A bin is told by the leading bits of a float32, or by as many of a float64. Bits of positive floats are in the
-# order of the floats, so that binning is a shift and rounds nothing; what is negative is 0 but for an error.
+# A bin is told by the leading bits of a float32, or by as many of a float64. Bits of positive floats are in
+# the order of the floats, so that binning is a shift and rounds nothing; a negative one counts as 0.
 _FRACTION = 11  # bits of the fraction that tell a bin
 _BINS = 2 ** (8 + _FRACTION)
 _INFINITE = 255 << _FRACTION  # the bin of what is no pair

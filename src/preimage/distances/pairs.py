@@ -1,8 +1,8 @@
 """Certified nearest neighbours and closest pairs: screened by products, decided by float64 differences.
 
-What is reported does not depend on tiles, their order, the arithmetic of the screen or the device: every pair
-the screen cannot exclude is recomputed from the original rows by a distance that is a function of the two rows
-alone, and ties go to the lower index.
+What is reported does not depend on tiles, their order, the arithmetic of the screen or the device: every
+pair the screen cannot exclude is recomputed from the original rows by a distance that is a function of the
+two rows alone, and ties go to the lower index.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ class PairScan:
         return pairs
 
     def _spelled(self, i: int, j: int, most: int) -> Iterator[tuple[int, int]]:
-        """Two distinct rows with their twins, so many of each: the first pairs are those of the first twins."""
+        """Two distinct rows with their twins, so many of each: the first twins make the first pairs."""
         left, right = int(self._rows.kept[i]), int(self._columns.kept[j])
         for a in self._rows.group(left)[:most]:
             for b in self._columns.group(right)[:most]:
@@ -343,7 +343,7 @@ class PairScan:
                 yield i[near], j[near], away[near]
 
     def _open(self, reach: Float[Tensor, " kept"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Every pair the screen cannot place beyond the row's reach, seen from that row, with its distance."""
+        """Every pair the screen cannot place beyond its row's reach, with its distance."""
         screen, minima = self._screened.screen, self._screened.minima
         every = torch.arange(len(minima), device=minima.device)
         own = torch.zeros(len(minima), dtype=torch.float64, device=minima.device)
@@ -370,9 +370,9 @@ Rows = Tensor | np.ndarray | Sequence[Any]
 def closest_pairs(vectors: Rows, k: int = 10, *, others: Rows | None = None) -> list[Pair]:
     """The k closest pairs of rows: (i, j, distance), nearest first, certified in float64.
 
-    With ``others`` i is a row of ``vectors`` and j one of ``others``. Integers up to 2^53 and booleans count as
-    numbers; coordinates beyond 1e150, NaN, infinity and complex numbers are refused. There are always k pairs,
-    or all there are; equally close ones come in the order of i, then of j.
+    With ``others`` i is a row of ``vectors`` and j one of ``others``. There are always k pairs, or all there
+    are; equally close ones come in the order of i, then of j. Integers up to 2^53 and booleans count as
+    numbers; coordinates beyond 1e150, NaN, infinity and complex numbers are refused.
     """
     return PairScan(as_rows(vectors), None if others is None else as_rows(others)).closest(k)
 

@@ -27,9 +27,7 @@ class RowSet:
     def __init__(self, x: Shaped[Tensor, "row d"]) -> None:
         self.x = x = real(x.detach())
         if x.shape[1] == 0:
-            raise OptionError(
-                f"These {len(x)} rows are of no numbers.", "Give rows x width, at least 1 wide."
-            )
+            raise OptionError(f"These {len(x)} rows hold no numbers.", "Give rows at least 1 wide.")
         require_finite(x)
         _require_held(x)
         self.same = same_rows(x)
@@ -66,13 +64,14 @@ class RowSet:
 def as_rows(vectors: Tensor | np.ndarray | Sequence[Any]) -> Shaped[Tensor, "row d"]:
     """Rows as people have them, as a tensor; Python's own floats stay float64."""
     if not isinstance(vectors, Tensor):
-        array = np.asarray(vectors)
         try:
+            array = np.asarray(vectors)
             # in this machine's byte order, and no axis backwards: torch takes nothing else
-            vectors = torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
-        except TypeError as error:
+            vectors = torch.from_numpy(np.array(array, array.dtype.newbyteorder("="), order="C"))
+        except (TypeError, ValueError, OverflowError) as error:
             raise StatesError(
-                f"Rows of {array.dtype} are none that can be compared.", "Give floats, integers or booleans."
+                f"These vectors cannot be compared: {error}",
+                "Give rows of one width, of floats, integers or booleans.",
             ) from error
     if vectors.ndim != 2:
         raise OptionError(f"These vectors have {vectors.ndim} axes.", "Give rows x width.")

@@ -2,15 +2,15 @@
 
 Rows are centred in float64, scaled by a power of two s and rounded to the arithmetic of the screen: y_i, of
 length a_i, no farther than rho_i from s (x_i - c), where what rounding changed is measured row by row. The
-product of [-2 y_i, a_i^2, 1] and [y_j, 1, a_j^2] is v_ij = |y_i - y_j|^2; a^2 is written in as many numbers as
-it takes.
+product of [-2 y_i, a_i^2, 1] and [y_j, 1, a_j^2] is v_ij = |y_i - y_j|^2; a^2 is written in as many numbers
+as it takes.
 
 What a screened value says about a reported distance D_ij, and where each part comes from:
 
-* |v_ij - |y_i - y_j|^2| <= E (a_i + a_j)^2 + U. Floating-point sums of n products, in any order, are off by at
-  most gamma_n = n u / (1 - n u) times the sum of the absolute products (u: unit of the sums), which is at most
-  (a_i + a_j)^2; 4 u more cover the pieces of the squares, and gamma_(n + 8) of float64 the squares themselves.
-  U is what underflows.
+* |v_ij - |y_i - y_j|^2| <= E (a_i + a_j)^2 + U. Floating-point sums of n products, in any order, are off by
+  at most gamma_n = n u / (1 - n u) times the sum of the absolute products (u: unit of the sums), which is at
+  most (a_i + a_j)^2; 4 u more cover the pieces of the squares, gamma_(n + 8) of float64 the squares
+  themselves. U is what underflows.
 * | |y_i - y_j| - s |x_i - x_j| | <= rho_i + rho_j <= slack_i, with the largest rho of all columns.
 * D_ij is off |x_i - x_j| by at most eta of it (``direct.relative_error``) and the smallest float64.
 * Norms and bounds are computed in float64 themselves: a factor 1 + 4 gamma_(n + 8) is more than their norms
@@ -161,7 +161,7 @@ class Screen:
         return lengths.square_().mul_(self._error).add_(self._underflow)
 
     def at_most(self, rows: Int[Tensor, " some"], highest: Float[Tensor, "some other"]) -> Tensor:
-        """Distances that are not exceeded where |y_i - y_j|^2 is at most ``highest``, which is overwritten."""
+        """Distances not exceeded where |y_i - y_j|^2 is at most ``highest``, which is overwritten."""
         scaled = highest.clamp_min_(0).sqrt_().add_(self.slack[rows][:, None])
         return scaled.mul_((1 + self.eta) * self.cushion / self.scale)
 
