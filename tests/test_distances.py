@@ -1,6 +1,8 @@
 """Certified distances: right to the last bit float64 gives, whatever the screen rounds (hardening N1-N9)."""
 
+import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -572,6 +574,17 @@ def test_what_is_no_number_is_refused(given: object) -> None:
 def test_rows_of_no_width_are_refused() -> None:
     with pytest.raises(OptionError, match="hold no numbers"):
         closest_pairs(torch.zeros(3, 0))
+
+
+def test_the_script_for_devices_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = Path(__file__).parents[1] / "docs" / "results" / "certified_pairs.py"
+    out = tmp_path / "pairs.json"
+    asked = [str(out), "--device", "cpu", "--rows", "300", "--sets", "5", "--widths", "5", "64"]
+    assert runpy.run_path(str(script))["main"](asked) == 0
+    found = json.loads(out.read_text())
+    assert [row["as_oracle"] for row in found["widths"]] == [5, 5]
+    assert [row["as_cpu"] for row in found["widths"]] == [5, 5]
+    assert capsys.readouterr().out.count("\n") == 3
 
 
 @pytest.mark.parametrize("rows", [0, 1])
