@@ -228,6 +228,53 @@ def test_every_quantity_is_its_definition() -> None:
             assert not (report.certified and quantised.collisions)
 
 
+def test_what_is_cut_off_is_not_certified() -> None:
+    # one large coordinate, different in every state and beyond the percentile: it becomes the same in all
+    x = torch.ones(40, 8)
+    x[:, 7] = 100 + 10 * torch.arange(40)
+    states = given_states(x, [[i] for i in range(40)], 1)
+    cutting = Quantiser(range="percentile", percentile=50.0)
+    shape = measure_geometry(states, bits=(8,), options=GeometryOptions(quantiser=cutting))
+    quantised = shape.quantised[8].layers[1]
+    assert quantised.collisions == 780
+    assert quantised.quantised is not None
+    assert shape.layers[1].margin > quantised.quantised.step * math.sqrt(8)
+    assert quantised.quantised.certified is False
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    n=st.integers(2, 20),
+    d=st.integers(1, 6),
+    seed=st.integers(0, 2**31),
+    bits=st.integers(2, 8),
+    granularity=st.sampled_from(GRANULARITIES),
+    range_=st.sampled_from(RANGES),
+    percentile=st.sampled_from([1.0, 50.0, 90.0, 99.9, 100.0]),
+    outliers=st.booleans(),
+)
+def test_a_certificate_means_no_collision(
+    n: int, d: int, seed: int, bits: int, granularity: str, range_: str, percentile: float, outliers: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(-4, 5, (n, d), generator=generator).double()
+    if outliers:
+        x[:, 0] *= 50
+    grid = Quantiser(bits, granularity, range_, percentile).fit(x)
+    codes = grid.encode(x)
+    stored = grid.decode(codes)
+    margin = float(PairScan(x).closest(1)[0].distance)
+    certified = grid.certifies(margin, x, stored)
+    if certified:
+        assert len(stored.unique(dim=0)) == n
+    cut = (x - stored).abs() > grid.step / 2 * (1 + 1e-9)
+    if not bool(cut.any()):  # the published statement, where nothing is cut off
+        reach = float(grid.step.max()) * math.sqrt(d)
+        assert certified == (margin > reach) or margin == pytest.approx(reach, rel=1e-12)
+    farther = 2 * float(row_distances(x, stored).max()) * (1 + 1e-12)
+    assert grid.certifies(max(farther, float(grid.step.max()) * math.sqrt(d) * (1 + 1e-12)), x, stored)
+
+
 def check(found, x: Tensor, apart: Tensor, length: int) -> None:  # type: ignore[no-untyped-def]
     """One layer against float64 over all pairs, and the relations that must hold."""
     away = row_distances(x[:, None], x[None]).fill_diagonal_(torch.inf)

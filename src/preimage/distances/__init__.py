@@ -1,7 +1,7 @@
 """Distances between states. Nobody else computes one."""
 
 from preimage.distances.arithmetic import products
-from preimage.distances.direct import norms, row_distances
+from preimage.distances.direct import norms, relative_error, row_distances
 from preimage.distances.pairs import Nearest, Pair, PairScan, closest_pairs, nearest_neighbors
 from preimage.distances.rows import require_finite, same_rows
 from preimage.distances.screen import EachTile, Screen, Tile, TileFound, here
@@ -19,6 +19,7 @@ __all__ = [
     "nearest_neighbors",
     "norms",
     "products",
+    "relative_error",
     "require_finite",
     "row_distances",
     "same_rows",

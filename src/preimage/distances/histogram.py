@@ -18,9 +18,13 @@ class Quantile(NamedTuple):
     high: float
 
 
-_SHIFT = 12  # bits of a float32 that do not tell its bin
-_BINS = 2 ** (31 - _SHIFT)
-_INFINITE = 0x7F800000 >> _SHIFT  # the bin of what is no pair
+# A bin is told by the leading bits of a float32, or by as many of a float64. Bits of positive floats are in
+# the order of the floats, so that binning is a shift and rounds nothing; a negative one counts as 0.
+_FRACTION = 11  # bits of the fraction that tell a bin
+_BINS = 2 ** (8 + _FRACTION)
+_INFINITE = 255 << _FRACTION  # the bin of what is no pair
+_NORMAL = 1 << _FRACTION  # of the smallest float32 of full precision; all below it counts as one bin
+_BIAS = (1023 - 127) << _FRACTION  # between the exponents of float64 and float32
 
 
 def counted(
@@ -32,49 +36,65 @@ def counted(
     """How many values lie in each bin, all or those above the diagonal, each as often as its weight says."""
     if upper:
         values = values.masked_fill(torch.ones_like(values, dtype=torch.bool).tril(), torch.inf)
-    keys = values.float().clamp_min(0.0).view(torch.int32) >> _SHIFT
+    if values.dtype == torch.float64:
+        keys = (values.view(torch.int64) >> (52 - _FRACTION)).sub_(_BIAS).clamp_(0, _INFINITE)
+    else:
+        keys = (values.view(torch.int32) >> (23 - _FRACTION)).clamp_(0, _INFINITE)
     often = None if weights is None else weights.double().flatten()
     return torch.bincount(keys.flatten(), often, minlength=_BINS).long()
 
 
 class Histogram:
-    """Counts of squared values by the leading bits of their float32: bins of 1/2048 of a value.
-
-    Bits of positive floats are in the order of the floats, so that binning is a shift.
-    """
+    """Counts of squared values in bins of 1/2048 of a value, and of pairs that are 0 apart for certain."""
 
     def __init__(self, device: torch.device) -> None:
         self.counts = torch.zeros(_BINS, dtype=torch.int64, device=device)
+        self.same = 0
 
     def edges(self, index: int) -> tuple[float, float]:
-        """The smallest and the largest value of a bin."""
-        low, high = ((index << _SHIFT), ((index + 1) << _SHIFT) - 1)
-        ends = torch.tensor([low, high], dtype=torch.int32).view(torch.float32)
-        return float(ends[0]), float(ends[1])
+        """The ends of a bin: no value of it is below the first, none reaches the second."""
+        if index < _NORMAL:
+            return 0.0, _edge(_NORMAL)
+        return _edge(index), _edge(index + 1)
 
-    def spread(self, error: float, slack: float, scale: float) -> Spread:
-        """The distances behind the counts: squared and scaled values are off by at most ``error``, scaled
-        distances by ``slack`` more."""
-        return Spread(self, error, slack, scale)
+
+def _edge(index: int) -> float:
+    exponent, fraction = divmod(index, 1 << _FRACTION)
+    return math.ldexp(1 + fraction / (1 << _FRACTION), exponent - 127)
 
 
 class Spread:
-    """The distances of all pairs, counted in bins of 1/4096 of a distance."""
+    """The distances of all pairs, counted in bins of 1/4096 of a distance.
 
-    def __init__(self, histogram: Histogram, error: float, slack: float, scale: float) -> None:
+    Squared and scaled values are off by at most ``error``, scaled distances by ``slack`` more, and a reported
+    distance is off by ``relative`` of itself, which also covers the roundings of the bounds.
+    """
+
+    def __init__(
+        self,
+        histogram: Histogram,
+        error: float = 0.0,
+        slack: float = 0.0,
+        scale: float = 1.0,
+        relative: float = 0.0,
+    ) -> None:
         self._histogram = histogram
         self._cumulative = histogram.counts[:_INFINITE].cumsum(0).cpu()
-        self._error, self._slack, self._scale = error, slack, scale
+        self._error, self._slack, self._scale, self._relative = error, slack, scale, relative
 
     @property
     def pairs(self) -> int:
         """Pairs counted."""
-        return int(self._cumulative[-1])
+        return self._histogram.same + int(self._cumulative[-1])
 
     def quantile(self, q: float) -> Quantile:
         """The distance that a share ``q`` of all pairs does not exceed."""
-        rank = min(max(1, math.ceil(q * self.pairs)), self.pairs)
+        rank = min(max(1, math.ceil(q * self.pairs)), self.pairs) - self._histogram.same
+        if rank < 1:
+            return Quantile(0.0, 0.0, 0.0)
         low, high = self._histogram.edges(int(torch.searchsorted(self._cumulative, rank)))
-        lowest = max(0.0, max(0.0, low - self._error) ** 0.5 - self._slack) / self._scale
-        highest = ((high + self._error) ** 0.5 + self._slack) / self._scale
-        return Quantile(((low + high) / 2) ** 0.5 / self._scale, lowest, highest)
+        less, more = 1 - self._relative, 1 + self._relative
+        lowest = max(0.0, max(0.0, low - self._error) ** 0.5 * less - self._slack)
+        highest = (high + self._error) ** 0.5 + self._slack
+        value = ((low + high) / 2) ** 0.5
+        return Quantile(value / self._scale, lowest * less / self._scale, highest * more / self._scale)

@@ -1,7 +1,8 @@
 """Certified nearest neighbours and closest pairs: screened by products, decided by float64 differences.
 
-What is reported does not depend on tiles, their order or the arithmetic of the screen: every pair the screen
-cannot exclude is recomputed from the original rows, and ties go to the lower index.
+What is reported does not depend on tiles, their order, the arithmetic of the screen or the device: every
+pair the screen cannot exclude is recomputed from the original rows by a distance that is a function of the
+two rows alone, and ties go to the lower index.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from preimage.distances.arithmetic import ARITHMETICS, LADDERS
+from preimage.distances.closest import Closest
 from preimage.distances.direct import row_distances
 from preimage.distances.histogram import Histogram, Spread, counted
-from preimage.distances.rows import RowSet
+from preimage.distances.rows import RowSet, as_rows
 from preimage.distances.screen import EachTile, Screen, here
 from preimage.errors import OptionError
 
@@ -65,8 +68,8 @@ class PairScan:
 
     def __init__(
         self,
-        vectors: Float[Tensor, "row d"],
-        others: Float[Tensor, "column d"] | None = None,
+        vectors: Shaped[Tensor, "row d"],
+        others: Shaped[Tensor, "column d"] | None = None,
         *,
         arithmetic: str | None = None,
         tile: int | None = None,
@@ -185,8 +188,9 @@ class PairScan:
         """
         screen = self._screened.screen
         values = screen.row_values(rows)[:, : screen.columns.count].double()
-        values += screen.bound(rows, screen.columns.norms[: screen.columns.count])
-        return (values.clamp_min_(0).sqrt_() + screen.slack[rows][:, None]) * ((1 + 1e-12) / screen.scale)
+        return screen.at_most(
+            rows, values.add_(screen.bound(rows, screen.columns.norms[: screen.columns.count]))
+        )
 
     def near_some(self) -> tuple[Int[Tensor, "kept some"], Float[Tensor, "kept some"]]:
         """For every row that differs from those before it at least eight others that are near, and bounds.
@@ -203,17 +207,16 @@ class PairScan:
         columns, highest = screen.block_nearest(torch.stack([chosen[order], rows[order]], dim=1), pieces)
         found, away = torch.empty_like(columns), torch.empty_like(highest)
         found[order] = self._columns.kept[columns.clamp_max(screen.columns.count - 1)]
-        away[order] = highest.clamp_min_(0).sqrt_()
-        bounds = away.view(self.distinct, -1) + screen.slack[: self.distinct, None]
-        return found.view(self.distinct, -1), bounds * ((1 + 1e-12) / screen.scale)
+        away[order] = highest
+        return found.view(self.distinct, -1), away.view(self.distinct, -1)
 
     @cached_property
     def spread(self) -> Spread:
         """How the distances of all pairs are distributed."""
         histogram = Histogram(self._rows.x.device)
         if not self._any:
-            histogram.counts[0] = self.pairs
-            return histogram.spread(0.0, 0.0, 1.0)
+            histogram.same = self.pairs
+            return Spread(histogram)
         screen, counted = self._screened.screen, self._screened.histogram
         if counted is None:
             screen.minima(histogram)
@@ -222,7 +225,8 @@ class PairScan:
         self._count_twins(screen, histogram)
         longest = screen.rows.norms.argmax()[None]
         error = float(screen.bound(longest, screen.columns.norms.max()[None]))
-        return histogram.spread(error, float(screen.slack.max()), screen.scale)
+        relative = screen.eta + screen.cushion - 1
+        return Spread(histogram, error, float(screen.slack.max()), screen.scale, relative)
 
     def _count_twins(self, screen: Screen, histogram: Histogram) -> None:
         """Add the pairs of rows that were looked at once for several.
@@ -238,7 +242,7 @@ class PairScan:
             values = screen.row_values(rows)[:, : len(others)]
             histogram.counts += counted(values, weights=more[rows][:, None] * (1 + both))
         if self._within:
-            histogram.counts[0] += (more * (more + 1) // 2).sum()
+            histogram.same += int((more * (more + 1) // 2).sum())
             return
         turned = screen.turned()
         for rows in others.nonzero().flatten().split(_SAMPLE):
@@ -292,26 +296,35 @@ class PairScan:
         return index, best
 
     def _apart(self, wanted: int, twins: bool) -> list[Pair]:
-        """The closest pairs of rows that differ, each with all twins of its two rows if wanted."""
+        """The closest pairs of rows that differ, each with all twins of its two rows if wanted.
+
+        A row's nearest other is a pair that is there: the best of those say how far to look, and they stay
+        whatever the screen finds, so that there are never fewer than asked for and there.
+        """
         among, away = self._nearest_distinct
-        if self._within:
-            order = torch.arange(self.distinct, device=among.device)
-            away = away[(among[among] != order) | (order < among)]  # a mutual pair counts once
-        known = away.sort().values
-        reach = float(known[wanted - 1]) if len(known) >= wanted else torch.inf
-        found: list[tuple[float, int, int]] = []
-        for i, j, distance in self._near(reach, inclusive=True):
-            found += zip(distance.tolist(), i.tolist(), j.tolist(), strict=True)
-            if len(found) > 64 * wanted + 2**20:
-                found = sorted(found)[:wanted]
+        order = torch.arange(self.distinct, device=among.device)
+        first, second = (order.minimum(among), order.maximum(among)) if self._within else (order, among)
+        closest = Closest(wanted, len(self._columns.kept))
+        closest.add(first, second, away)
+        known = closest.distances
+        reach = float(known[-1]) if len(known) == wanted else math.inf
+        for i, j, distance in self._open(torch.full_like(away, reach)):
+            ordered = i < j if self._within else slice(None)
+            closest.add(i[ordered], j[ordered], distance[ordered])
         pairs: list[Pair] = []
-        for apart, one, other in sorted(found)[:wanted]:
-            left, right = int(self._rows.kept[one]), int(self._columns.kept[other])
-            for a in self._rows.group(left) if twins else [left]:
-                for b in self._columns.group(right) if twins else [right]:
-                    first, second = (min(a, b), max(a, b)) if self._within else (a, b)
-                    pairs.append(Pair(first, second, apart))
-        return sorted(pairs, key=lambda pair: (pair.distance, pair.first, pair.second))
+        for apart, tied in groupby(closest.ranked(), key=lambda pair: pair[2]):
+            if len(pairs) >= wanted:
+                break
+            named = [spelled for i, j, _ in tied for spelled in self._spelled(i, j, wanted if twins else 1)]
+            pairs += [Pair(first, second, apart) for first, second in sorted(named)]
+        return pairs
+
+    def _spelled(self, i: int, j: int, most: int) -> Iterator[tuple[int, int]]:
+        """Two distinct rows with their twins, so many of each: the first twins make the first pairs."""
+        left, right = int(self._rows.kept[i]), int(self._columns.kept[j])
+        for a in self._rows.group(left)[:most]:
+            for b in self._columns.group(right)[:most]:
+                yield (min(a, b), max(a, b)) if self._within else (a, b)
 
     def _near(
         self, reach: Float[Tensor, " kept"] | float, inclusive: bool = False, ordered: bool = True
@@ -320,24 +333,30 @@ class PairScan:
 
         Within one set i < j, unless they are not to be ordered: then each is looked at from both ends.
         """
-        screen, minima = self._screened.screen, self._screened.minima
-        every = torch.arange(len(minima), device=minima.device)
-        own = torch.zeros(len(minima), dtype=torch.float64, device=minima.device)
-        own[: self.distinct] = reach
-        limits = screen.widened(every, own * screen.scale)
-        parts = every.split(_LOOKED_AT)
-        open_ = torch.cat([screen.open_blocks(rows, minima[rows], limits[rows])[0] for rows in parts])
-        for i, j, away in self._certified(screen, open_, limits):
+        own = torch.zeros(self.distinct, dtype=torch.float64, device=self._rows.x.device)
+        own[:] = reach
+        for i, j, away in self._open(own):
             near = (away <= own[i]) if inclusive else (away < own[i])
             if self._within and ordered:
                 near &= i < j
             if bool(near.any()):
                 yield i[near], j[near], away[near]
 
+    def _open(self, reach: Float[Tensor, " kept"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Every pair the screen cannot place beyond its row's reach, with its distance."""
+        screen, minima = self._screened.screen, self._screened.minima
+        every = torch.arange(len(minima), device=minima.device)
+        own = torch.zeros(len(minima), dtype=torch.float64, device=minima.device)
+        own[: self.distinct] = reach
+        limits = screen.limits(every, own)
+        parts = every.split(_LOOKED_AT)
+        open_ = torch.cat([screen.open_blocks(rows, minima[rows], limits[rows])[0] for rows in parts])
+        return self._certified(screen, open_, limits)
+
     def _certified(
         self, screen: Screen, open_: Bool[Tensor, "row block"], limits: Float[Tensor, " row"]
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Every pair the screen leaves open, with its float64 distance."""
+        """Every pair the screen leaves open, with its distance."""
         rows, columns = self._rows.first, self._columns.first
         size = _CERTIFIED.get(rows.device.type, _CERTIFIED["cpu"])
         for firsts, seconds in screen.candidates(open_.T.nonzero(), limits):
@@ -345,23 +364,19 @@ class PairScan:
                 yield i, j, row_distances(rows[i], columns[j])
 
 
-def closest_pairs(
-    vectors: Tensor | np.ndarray, k: int = 10, *, others: Tensor | np.ndarray | None = None
-) -> list[Pair]:
+Rows = Tensor | np.ndarray | Sequence[Any]
+
+
+def closest_pairs(vectors: Rows, k: int = 10, *, others: Rows | None = None) -> list[Pair]:
     """The k closest pairs of rows: (i, j, distance), nearest first, certified in float64.
 
-    With ``others`` i is a row of ``vectors`` and j one of ``others``.
+    With ``others`` i is a row of ``vectors`` and j one of ``others``. There are always k pairs, or all there
+    are; equally close ones come in the order of i, then of j. Integers up to 2^53 and booleans count as
+    numbers; coordinates beyond 1e150, NaN, infinity and complex numbers are refused.
     """
-    return PairScan(_rows(vectors), None if others is None else _rows(others)).closest(k)
+    return PairScan(as_rows(vectors), None if others is None else as_rows(others)).closest(k)
 
 
-def nearest_neighbors(vectors: Tensor | np.ndarray, *, others: Tensor | np.ndarray | None = None) -> Nearest:
+def nearest_neighbors(vectors: Rows, *, others: Rows | None = None) -> Nearest:
     """The nearest other row of every row, or the nearest of ``others``, certified in float64."""
-    return PairScan(_rows(vectors), None if others is None else _rows(others)).nearest
-
-
-def _rows(vectors: Tensor | np.ndarray) -> Tensor:
-    rows = torch.as_tensor(vectors)
-    if rows.ndim != 2:
-        raise OptionError(f"These vectors have {rows.ndim} axes.", "Give rows x width.")
-    return rows if rows.is_floating_point() else rows.double()
+    return PairScan(as_rows(vectors), None if others is None else as_rows(others)).nearest

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
+from heapq import merge
+from itertools import combinations, islice
+from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from preimage.errors import StatesError
+from preimage.distances.direct import real
+from preimage.errors import OptionError, StatesError
 
+LARGEST = 1e150  # of a coordinate: squares, and sums of many, stay far from the end of float64
 _ROWS = {"cpu": 512, "cuda": 8192}  # looked at together
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -17,9 +24,12 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class RowSet:
     """Rows, and which of them are the same."""
 
-    def __init__(self, x: Float[Tensor, "row d"]) -> None:
+    def __init__(self, x: Shaped[Tensor, "row d"]) -> None:
+        self.x = x = real(x.detach())
+        if x.shape[1] == 0:
+            raise OptionError(f"These {len(x)} rows hold no numbers.", "Give rows at least 1 wide.")
         require_finite(x)
-        self.x = x
+        _require_held(x)
         self.same = same_rows(x)
         order = torch.arange(len(x), device=x.device)
         self.kept = (self.same == order).nonzero().flatten()  # the first of every group
@@ -47,14 +57,25 @@ class RowSet:
         return [self._groups[first] for first in sorted(self._groups)]
 
     def twin_pairs(self, k: int) -> list[tuple[int, int]]:
-        """The first k pairs of rows that are the same."""
-        found: list[tuple[int, int]] = []
-        for group in self.groups():
-            for position, first in enumerate(group):
-                if len(found) >= k and first > found[k - 1][0]:
-                    break
-                found += [(first, second) for second in group[position + 1 : position + 1 + k]]
-        return sorted(found)[:k]
+        """The first k pairs of rows that are the same, by their first row, then by their second."""
+        return list(islice(merge(*(combinations(group, 2) for group in self.groups())), k))
+
+
+def as_rows(vectors: Tensor | np.ndarray | Sequence[Any]) -> Shaped[Tensor, "row d"]:
+    """Rows as people have them, as a tensor; Python's own floats stay float64."""
+    if not isinstance(vectors, Tensor):
+        try:
+            array = np.asarray(vectors)
+            # in this machine's byte order, and no axis backwards: torch takes nothing else
+            vectors = torch.from_numpy(np.array(array, array.dtype.newbyteorder("="), order="C"))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise StatesError(
+                f"These vectors cannot be compared: {error}",
+                "Give rows of one width, of floats, integers or booleans.",
+            ) from error
+    if vectors.ndim != 2:
+        raise OptionError(f"These vectors have {vectors.ndim} axes.", "Give rows x width.")
+    return vectors
 
 
 def require_finite(x: Float[Tensor, "row d"], what: str = "row") -> None:
@@ -68,6 +89,21 @@ def require_finite(x: Float[Tensor, "row d"], what: str = "row") -> None:
         if len(bad):
             raise StatesError(
                 f"{what} {start + int(bad[0])} holds NaN or infinity.", "Leave it out or capture it again."
+            )
+
+
+def _require_held(x: Float[Tensor, "row d"]) -> None:
+    """Refuse numbers whose squares would leave float64, naming the row."""
+    if x.dtype != torch.float64:
+        return  # other types end long before
+    for start in range(0, len(x), _size(x)):
+        largest = x[start : start + _size(x)].abs().amax(dim=1)
+        if float(largest.max()) > LARGEST:
+            row = int((largest > LARGEST).nonzero()[0])
+            raise StatesError(
+                f"row {start + row} holds a number of size {float(largest[row]):.3g}; "
+                f"distances are certified up to {LARGEST:g}.",
+                "Scale the rows down: by a power of two nothing is lost.",
             )
 
 

@@ -1,17 +1,30 @@
 """The screen: squared distances of all pairs by matrix products, each with a proven bound of its error.
 
-Rows are centred in float64, scaled by a power of two and rounded to the arithmetic of the screen. With
-a_i = |y_i|, the product of [-2 y_i, a_i^2, 1] and [y_j, 1, a_j^2] is |y_i - y_j|^2; a^2 is written in as many
-numbers as it takes. Floating-point sums of n products, in any order, are off by at most
-gamma_n = n u / (1 - n u) times the sum of the absolute products (u: unit of the sums), here at most
-(a_i + a_j)^2; another 4 u cover the rounding of the squares. What rounding a row changes is measured, row by
-row. So a pair is dropped only where the bound excludes it.
+Rows are centred in float64, scaled by a power of two s and rounded to the arithmetic of the screen: y_i, of
+length a_i, no farther than rho_i from s (x_i - c), where what rounding changed is measured row by row. The
+product of [-2 y_i, a_i^2, 1] and [y_j, 1, a_j^2] is v_ij = |y_i - y_j|^2; a^2 is written in as many numbers
+as it takes.
+
+What a screened value says about a reported distance D_ij, and where each part comes from:
+
+* |v_ij - |y_i - y_j|^2| <= E (a_i + a_j)^2 + U. Floating-point sums of n products, in any order, are off by
+  at most gamma_n = n u / (1 - n u) times the sum of the absolute products (u: unit of the sums), which is at
+  most (a_i + a_j)^2; 4 u more cover the pieces of the squares, gamma_(n + 8) of float64 the squares
+  themselves. U is what underflows.
+* | |y_i - y_j| - s |x_i - x_j| | <= rho_i + rho_j <= slack_i, with the largest rho of all columns.
+* D_ij is off |x_i - x_j| by at most eta of it (``direct.relative_error``) and the smallest float64.
+* Norms and bounds are computed in float64 themselves: a factor 1 + 4 gamma_(n + 8) is more than their norms
+  and some forty roundings can lose.
+
+So a pair is dropped only where these exclude it, and nothing is decided by a comparison of two roundings of
+one number.
 
 The work is cut into tiles, each on its own: the unit of resuming and of distribution.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from typing import NamedTuple, TypeAlias
@@ -21,12 +34,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from preimage.distances.arithmetic import FLOAT32, FLOAT64, Arithmetic
+from preimage.distances.direct import relative_error
 from preimage.distances.histogram import Histogram, counted
 
 BLOCK = 256  # columns whose smallest screened value is kept for every row
 _TILE = {"cpu": 2048, "cuda": 16384}  # rows and columns of one product; a multiple of BLOCK
 _PREPARED = {"cpu": 512, "cuda": 16384}  # rows prepared at once, so that they stay in the cache
 _DECIDED = {"cpu": 4096, "cuda": 2**17}  # rows of a block looked at again together
+_STEEPEST = 1000  # power of two by which the smallest numbers are scaled up
 
 
 class Tile(NamedTuple):
@@ -78,7 +93,9 @@ class Side:
                 taken = arithmetic.rounded(squares)
                 self.left[part, d + piece] = self.right[part, d + pieces + piece] = taken
                 squares = squares - taken.to(torch.float64)
-        self.rounding += torch.finfo(torch.float64).eps * self.norms
+        # the difference to the centre was rounded too, by a unit of |y| and what rounding changed
+        self.rounding += 2 * FLOAT64.unit * (self.norms + self.rounding)
+        self.rounding *= _cushion(d)
         for side, ones in ((self.left, theirs), (self.right, ours)):
             side[len(x) :], side[:, d + 2 * pieces :], side[:, ones] = 0, 0, 1
         self.left[len(x) :, d] = self.right[len(x) :, d + pieces] = torch.inf
@@ -104,8 +121,8 @@ class Centre(NamedTuple):
             reach = reach.maximum(mean - rows.amin(dim=0)).maximum(rows.amax(dim=0) - mean)
         largest = max(float(reach.max()), 1e-300)
         longest = float(torch.linalg.vector_norm(reach / largest)) * largest
-        _, exponent = torch.frexp(torch.tensor(longest, dtype=torch.float64))
-        return cls(mean, 2.0 ** -int(exponent))
+        _, exponent = math.frexp(longest)
+        return cls(mean, 2.0 ** -max(exponent, -_STEEPEST))
 
 
 class Screen:
@@ -125,16 +142,28 @@ class Screen:
         self.rows = Side(x, centre, arithmetic)
         self.columns = self.rows if other is None else Side(other, centre, arithmetic)
         n, unit = x.shape[1] + 2 * arithmetic.pieces, arithmetic.unit
-        self._error = _gamma(n, unit) + 4 * unit + _gamma(n, FLOAT64.unit)  # sums; squares; their own sums
-        self._underflow = n * torch.finfo(arithmetic.sums).tiny
-        self.slack = 2 * (self.rows.rounding + self.columns.rounding.max())  # of a distance, for each row
+        self.cushion = _cushion(n)
+        self.eta = relative_error(x.shape[1])
+        self._error = (_gamma(n, unit) + 4 * unit + _gamma(n + 8, FLOAT64.unit)) * self.cushion  # E
+        # U: every product, and once more for float64 numbers of the rows that are lost when they are scaled
+        self._underflow = 2 * n * torch.finfo(arithmetic.sums).tiny
+        smallest = math.ulp(0.0) * self.scale  # a distance is no finer than that
+        self.slack = (self.rows.rounding + self.columns.rounding.max() + smallest) * self.cushion
         self._tile = tile or _size(_TILE, x.device)
         self._buffer: Tensor | None = None
 
     def bound(self, rows: Tensor, norms: Tensor) -> Float[Tensor, "some other"]:
         """The largest error of screened values of rows against columns of these norms."""
-        reach = self.rows.norms[rows][:, None] + norms[None, :]
-        return reach.square_().mul_(self._error).add_(self._underflow)
+        return self._off(self.rows.norms[rows][:, None] + norms[None, :])
+
+    def _off(self, lengths: Tensor) -> Tensor:
+        """E (a_i + a_j)^2 + U; the sums of the lengths are overwritten."""
+        return lengths.square_().mul_(self._error).add_(self._underflow)
+
+    def at_most(self, rows: Int[Tensor, " some"], highest: Float[Tensor, "some other"]) -> Tensor:
+        """Distances not exceeded where |y_i - y_j|^2 is at most ``highest``, which is overwritten."""
+        scaled = highest.clamp_min_(0).sqrt_().add_(self.slack[rows][:, None])
+        return scaled.mul_((1 + self.eta) * self.cushion / self.scale)
 
     # Every pair, tile by tile.
 
@@ -221,23 +250,20 @@ class Screen:
         """
         error = self.bound(rows, self.columns.block_norms)
         if limits is None:
-            limits = self.widened(rows, (minima + error).amin(dim=1).clamp_min_(0).sqrt())
+            limits = self.limits(rows, self.at_most(rows, (minima + error).amin(dim=1, keepdim=True))[:, 0])
         return error.add_(limits[:, None]) >= minima, limits
 
-    def widened(
-        self, rows: Int[Tensor, " some"], reach: Float[Tensor, " some"] | float
-    ) -> Float[Tensor, " some"]:
-        """The squared limit for pairs within scaled distances, rounding of the rows included."""
-        limits: Tensor = (reach + self.slack[rows]).square() * (1 + 1e-12)
-        return limits.masked_fill_(rows >= self.rows.count, -torch.inf)
+    def limits(self, rows: Int[Tensor, " some"], reach: Float[Tensor, " some"]) -> Float[Tensor, " some"]:
+        """What |y_i - y_j|^2 does not exceed for pairs no farther apart than ``reach``, row by row."""
+        scaled = reach * self.scale * (1 + self.eta) + self.slack[rows]
+        return scaled.square_().mul_(self.cushion).masked_fill_(rows >= self.rows.count, -torch.inf)
 
     def candidates(
         self, entries: Int[Tensor, "entry 2"], limits: Float[Tensor, " row"]
     ) -> Iterator[tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]]:
         """The pairs that may lie within the rows' squared limits; entries: (block, row), blocks in order."""
         for blocks, rows, values in self._block_values(entries):
-            reach = self.rows.norms[rows] + self.columns.block_norms[blocks]
-            highest = limits[rows] + reach.square_().mul_(self._error).add_(self._underflow)
+            highest = limits[rows] + self._off(self.rows.norms[rows] + self.columns.block_norms[blocks])
             entry, inside = (values <= _rounded_up(highest, values.dtype)[:, None]).nonzero().T
             first, second = rows[entry], blocks[entry] * BLOCK + inside
             pairs = second < self.columns.count
@@ -249,7 +275,7 @@ class Screen:
         self, entries: Int[Tensor, "entry 2"], pieces: int
     ) -> tuple[Int[Tensor, "entry piece"], Float[Tensor, "entry piece"]]:
         """For each (block, row), blocks in order: in each piece of the block the column with the smallest
-        screened value, and a squared distance it does not exceed, rounding of the rows left out."""
+        screened value, and a distance it does not exceed; infinite where there is none."""
         found: list[Tensor] = []
         highest: list[Tensor] = []
         for blocks, rows, values in self._block_values(entries):
@@ -258,10 +284,9 @@ class Screen:
                 values[own, rows[own] % BLOCK] = torch.inf
             value, inside = values.view(len(values), pieces, -1).min(dim=2)
             starts = torch.arange(0, BLOCK, BLOCK // pieces, device=rows.device)
-            reach = self.rows.norms[rows] + self.columns.block_norms[blocks]
             found.append(blocks[:, None] * BLOCK + starts + inside)
-            error = reach.square_().mul_(self._error).add_(self._underflow)
-            highest.append(value.double() + error[:, None])
+            error = self._off(self.rows.norms[rows] + self.columns.block_norms[blocks])
+            highest.append(self.at_most(rows, value.double() + error[:, None]))
         return torch.cat(found), torch.cat(highest)
 
     def _block_values(
@@ -295,6 +320,10 @@ def bare_products(x: Float[Tensor, "row d"], arithmetic: Arithmetic = FLOAT32) -
 
 def _gamma(n: int, unit: float) -> float:
     return n * unit / (1 - n * unit)
+
+
+def _cushion(n: int) -> float:
+    return 1 + 4 * _gamma(n + 8, FLOAT64.unit)
 
 
 def _rounded_up(x: Float[Tensor, " some"], dtype: torch.dtype) -> Float[Tensor, " some"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -135,15 +134,14 @@ class _Layers:
             if bits is None:
                 continue
             grid, codes, mean = self._stored(layer, x, bits)
-            step = float(grid.step.max())
+            values, step = grid.decode(codes), float(grid.step.max())
             report = StepReport(
                 bits=bits,
                 step=step,
                 relative_step=step / max(mean, 1e-300),
                 occupancy=float((codes != grid.zero.to(codes.dtype)).double().mean()),
-                certified=None if self._options.propagate else full.margin > step * math.sqrt(x.shape[1]),
+                certified=None if self._options.propagate else grid.certifies(full.margin, x, values),
             )
-            values = grid.decode(codes)
             same = same_rows((codes if grid.shared else values).double())
             found[bits] = measure_layer(layer, values, self.prompts, self._options, same, report)
         return found

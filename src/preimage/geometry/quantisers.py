@@ -6,6 +6,7 @@ is computed in float64, so that the rounding of states is the quantiser's alone.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from preimage.distances import relative_error, row_distances
 from preimage.errors import OptionError
 
 GRANULARITIES = ("layer", "channel", "vector")
@@ -109,6 +111,17 @@ class Grid:
     def decode(self, codes: Int[Tensor, "row d"]) -> Float[Tensor, "row d"]:
         """The stored values, in float64."""
         return (codes.double() - self.zero) * self.step
+
+    def certifies(self, margin: float, x: Float[Tensor, "row d"], stored: Float[Tensor, "row d"]) -> bool:
+        """Whether states that are ``margin`` apart at least cannot be stored as the same values.
+
+        Two states that become one have moved at least half their distance. A coordinate within the range
+        moves by half a step at most, a state by step * sqrt(d) / 2. What is cut off moves by more: there the
+        farthest way any of these states went decides.
+        """
+        farthest = 2 * float(row_distances(x, stored).max())
+        reach = max(float(self.step.max()) * math.sqrt(x.shape[1]), farthest)
+        return margin > reach * (1 + 8 * relative_error(x.shape[1]))  # all three distances are rounded
 
 
 def _percentile(x: Float[Tensor, "row d"], axes: tuple[int, ...], percent: float) -> Tensor:

@@ -36,7 +36,8 @@ def measure_ratios(scan: PairScan, prompts: PromptDistances) -> Ratios:
     every = torch.arange(count, device=device)
     at_nearest = nearest.distances / prompts.of(every, nearest.indices)
     ratio, second = _within_reach(scan, prompts, nearest.indices, at_nearest)
-    reach = torch.maximum(prompts.largest * ratio * (1 + 1e-12), second)
+    # D/d and T r are rounded once each, so that D <= T r may come out two units beyond: four are allowed
+    reach = torch.maximum(prompts.largest * ratio * (1 + 2 * torch.finfo(torch.float64).eps), second)
     smallest, two = at_nearest.clone(), torch.full((count, 2), torch.inf, dtype=torch.float64, device=device)
     two[:, 0] = nearest.distances
     for i, j, away in scan.within_each(reach):
@@ -65,8 +66,8 @@ def largest_ratio(scan: PairScan, prompts: PromptDistances, x: Float[Tensor, "ro
         highest = scan.upper_bounds(place[rows])[:, place]
         highest[place[rows][:, None] == place[None, :]] = 0.0
         bounds = highest / prompts.at_least(rows, every).clamp_min_(1)
-        for at_least in (float(bounds.max()), 0.0):  # the most promising first: it excludes the others
-            i, j = (bounds > max(at_least * (1 - 1e-12), best)).nonzero().T
+        for promising in (bounds == bounds.max(), True):  # the most promising first: it excludes the others
+            i, j = ((bounds > best) & promising).nonzero().T
             for first, second in zip(i.split(_CERTIFIED), j.split(_CERTIFIED), strict=True):
                 apart = prompts.of(rows[first], second).clamp_min(1)
                 left = highest[first, second] / apart > best

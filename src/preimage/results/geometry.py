@@ -18,8 +18,9 @@ class StepReport:
 
     ``step`` is the largest there is, ``relative_step`` the same over the mean absolute coordinate,
     ``occupancy`` the share of coordinates whose code is not that of 0. ``certified``: the margin before
-    exceeds step * sqrt(d), so that no two states can have got the same codes; None where the quantised
-    states were carried on through the network, about which the margin says nothing.
+    exceeds step * sqrt(d), and twice the way any state moved where coordinates were cut off, so that no two
+    states can have got the same codes; None where the quantised states were carried on through the network,
+    about which the margin says nothing.
     """
 
     bits: int
