@@ -2,11 +2,9 @@
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -31,14 +29,6 @@ OPTIONS = preimage.TrajectoryOptions(
     vocabulary=400, bits=(None, 4),
 )  # fmt: skip
 STEPS = checkpoint_steps(30, 5)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -324,25 +314,24 @@ def test_a_killed_process_continues_to_the_bit(
 ) -> None:
     """No cleaning up: the process is gone from one moment to the next."""
     out = tmp_path / "run"
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import json, sys, torch, preimage\n"
+    script = (
+        "import json, os, signal, sys, torch, preimage\n"
+        "from preimage.results import RunFolder\n"
         "torch.set_num_threads(1)\n"
+        "add = RunFolder.add\n"
+        "def killed_after_three(self, key, item):\n"
+        "    add(self, key, item)\n"
+        "    if len(self.items) == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "RunFolder.add = killed_after_three\n"
         "given = json.loads(sys.stdin.read())\n"
         "options = preimage.TrajectoryOptions(**given['options'] | {'bits': (None, 4)})\n"
         "preimage.train_trajectory(options, texts=given['texts'], out=given['out'], device='cpu')\n"
     )
-    given = {"options": OPTIONS.to_dict(), "texts": texts, "out": str(out)}
-    command = [sys.executable, str(script)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(given).encode())
-    process.stdin.close()
-    items = out / "items.jsonl"
-    while process.poll() is None and (not items.exists() or items.read_bytes().count(b"\n") < 3):
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, "it ended before it could be killed"
+    given = json.dumps({"options": OPTIONS.to_dict(), "texts": texts, "out": str(out)})
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert (out / "items.jsonl").read_bytes().count(b"\n") == 3
     assert preimage.train_trajectory(OPTIONS, texts=texts, out=out, device="cpu") == runs["gpt2"][0]
     same_run(out, runs["gpt2"][1])
 
