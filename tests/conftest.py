@@ -6,7 +6,7 @@ from jaxtyping import install_import_hook
 
 from surroundings import settle
 
-# prompts is left out: it takes whatever users give and its business is to refuse it in words
+# prompts and layers are left out: they take whatever users give, and their business is to refuse it in words
 ROOMS = (
     "bench",
     "collisions",
@@ -14,7 +14,6 @@ ROOMS = (
     "execution",
     "geometry",
     "inversion",
-    "layers",
     "models",
     "report",
     "results",

@@ -1063,19 +1063,19 @@ def test_a_finished_run_is_not_run_again(document: Any, model: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("changed", "field"),
+    ("changed", "said"),
     [
-        (["--method", "brute-force"], "options"),
-        (["--seed", 1], "options"),
-        (["--text", "another cat"], "states"),
-        (["--layer", 2], "states"),
-        (["--dtype", "float64"], "model"),
-        (["--model", "other"], "model"),
+        (["--method", "brute-force"], 'options: method "fast", now "brute-force".'),
+        (["--seed", 1], "options: seed 0, now 1."),
+        (["--text", "another cat"], "states: "),
+        (["--layer", 2], "layer: 1, now 2."),
+        (["--dtype", "float64"], 'model: dtype "float32", now "float64".'),
+        (["--model", "other"], "model: name "),
     ],
     ids=str,
 )
 def test_a_run_folder_of_other_work_is_refused_by_the_field(
-    changed: list[object], field: str, run: Run, model: str, folders: dict[str, Path], tmp_path: Path
+    changed: list[object], said: str, run: Run, model: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "r"
     first = ["invert", "--model", model, "--text", "the cat", "--layer", 1, "--out", out]
@@ -1084,7 +1084,7 @@ def test_a_run_folder_of_other_work_is_refused_by_the_field(
     changed = [str(folders["other"]) if argument == "other" else argument for argument in changed]
     code, stdout, stderr = run(*first, *changed)
     assert (code, stdout) == (2, "")
-    assert f"{out} was begun with another {field}: " in stderr
+    assert f"{out} was begun with another {said}" in stderr
     assert "Rerun the first command, or give another folder." in stderr
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 

@@ -45,7 +45,7 @@ __all__ = [
     "train_tokenizer",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "ALIASES": "aliases",
