@@ -61,7 +61,7 @@ def train(
     if json:
         print_json({"schema": SCHEMA, "command": "lens train", **document})
     else:
-        print_lines(f"lens for layer {at} in {path}", *(f"  {kind}: {row}" for kind, row in ranks.items()))
+        print_lines(f"lens for layer {at} in {path}", *_held_out(ranks))
 
 
 @app.command("list")
@@ -93,5 +93,26 @@ def info(path: Annotated[Path, typer.Argument(help="A lens file.")], json: Json 
     }  # fmt: skip
     if json:
         print_json({"schema": SCHEMA, "command": "lens info", **about})
-    else:
-        print_lines(*(f"{key}: {value}" for key, value in about.items()))
+        return
+    print_lines(
+        f"file: {lens.path}",
+        f"model: {lens.model}, weights {lens.weight_hash}",
+        f"layer: {lens.layer}",
+        f"shape: {_listed(lens.shape.to_dict())}",
+        f"training: {_listed(lens.training)}",
+        *_held_out(lens.ranks),
+    )
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
+
+
+def _held_out(ranks: dict[str, dict[str, float]]) -> list[str]:
+    """Shares of held-out tokens by the rank the lens gives them, a line a kind of text."""
+    return [
+        f"held-out {kind}: {row['rank0']:.2%} named first, {row['within8']:.2%} within 8, "
+        f"{row['within64']:.2%} within 64, worst rank {row['worst']:.0f}; "
+        f"first position {row['first']:.2%} named first"
+        for kind, row in ranks.items()
+    ]

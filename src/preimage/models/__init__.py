@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         new_model,
         parse_size,
         save_model,
-        snapshot,
         train_tokenizer,
     )
 
@@ -40,7 +39,6 @@ __all__ = [
     "parse_size",
     "read_preview",
     "save_model",
-    "snapshot",
     "tensor_bytes",
     "train_tokenizer",
 ]
@@ -65,7 +63,6 @@ __getattr__, __dir__ = lazy_names(
         "parse_size": "scratch",
         "read_preview": "preview",
         "save_model": "scratch",
-        "snapshot": "scratch",
         "tensor_bytes": "identity",
         "train_tokenizer": "scratch",
     },

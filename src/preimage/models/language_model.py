@@ -31,6 +31,8 @@ class LanguageModel:
     is touched.
     """
 
+    lasting = True  # what is measured of it is kept in the user's cache; not of copies made for one measurement
+
     def __init__(
         self,
         module: nn.Module,
