@@ -20,7 +20,14 @@ from preimage.bench import bench_geometry
 from preimage.cli import main
 from preimage.distances import PairScan, norms, row_distances, same_rows
 from preimage.errors import BundleError, OptionError, PromptError
-from preimage.geometry import GeometryOptions, Quantiser, measure_geometry, propagate, sweep_geometry
+from preimage.geometry import (
+    GeometryOptions,
+    Quantiser,
+    measure_geometry,
+    propagate,
+    sweep_geometry,
+    sweeping,
+)
 from preimage.geometry.layer import measure_subsets
 from preimage.geometry.prompt_distances import PromptDistances
 from preimage.geometry.quantisers import GRANULARITIES
@@ -220,7 +227,9 @@ def test_a_sweep_needs_equally_many_prompts(tmp_path: Path) -> None:
         sweep_geometry([], "random")
 
 
-def test_the_command_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_sweeps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("llama", "gpt2"):
         build(name).save_pretrained(tmp_path / name)
     models = f"{tmp_path / 'llama'},{tmp_path / 'gpt2'}"
@@ -236,17 +245,61 @@ def test_the_command_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(given) == 0  # continued: everything is there
     assert "6-tokens" in capsys.readouterr().out
     single = [*given[:2], str(tmp_path / "gpt2"), *given[3:8], "8", "--propagate", "--json"]
+    loaded: list[object] = []
+
+    def load(given: str | LanguageModel, **options: str) -> LanguageModel:
+        if isinstance(given, str):
+            loaded.append(given)
+        return preimage.load(given, **options)
+
+    monkeypatch.setattr(sweeping, "load", load)
     assert main([*single, "--out", str(tmp_path / "one")]) == 0
     capsys.readouterr()
-    drawn = {f"{name}.html" for name in ("layers", "lengths", "depth", "quantised", "near-collisions")}
-    assert drawn | {"run.json", "items.jsonl", "layers.parquet"} <= {
+    assert len(loaded) == 1
+    drawn = {f"{name}.html" for name in ("layers", "depth", "quantised", "near-collisions")}
+    assert drawn | {"run.json", "items.jsonl", "layers.parquet"} == {
         path.name for path in (tmp_path / "one").iterdir()
-    }
+    }  # nothing about lengths that were not asked for
     assert main([*single, "--out", str(tmp_path / "one")]) == 0  # continued: everything is there
     capsys.readouterr()
     for wrong in (["--length", "x"], ["--dtype", "float32,x"], ["--figures", "gif"], ["--subsets", "1"]):
         assert main([*given[:7], *wrong, "--json"]) == 2
         assert set(json.loads(capsys.readouterr().out)["error"]) == {"code", "message", "hint"}
+
+
+def test_unexplained_collisions_are_exit_code_1_and_others_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As everywhere: what the model's structure or fewer bits make collide is a measurement."""
+    module = build("llama")
+    module.save_pretrained(tmp_path / "llama")
+    with torch.no_grad():
+        module.model.norm.weight.zero_()  # every state at "final" is 0
+    module.save_pretrained(tmp_path / "flat")
+    prompts = tmp_path / "p.jsonl"
+    rows = [random_ids(6, seed) for seed in range(9)] + [[7, 7], [7, 7, 7]]
+    prompts.write_text("".join(json.dumps({"token_ids": row}) + "\n" for row in rows))
+
+    def run(model: str, *more: str) -> tuple[int, str]:
+        given = ["geometry", "--model", str(tmp_path / model), "--prompts", str(prompts), "--bits", "2"]
+        code = main([*given, "--device", "cpu", "--no-bos", *more])
+        return code, capsys.readouterr().out
+
+    code, out = run("llama", "--json")
+    found = Geometry.from_dict(json.loads(out))
+    assert (code, found.unexplained) == (0, 0)
+    assert found.layers[0].collisions > 0  # the same last token
+    assert sum(one.collisions for one in found.quantised[2].layers.values()) > 0
+    code, out = run("flat", "--layers", "2,final", "--json")
+    layers, pairs = json.loads(out)["layers"], len(rows) * (len(rows) - 1) // 2
+    assert (code, layers["2"]["unexplained"]) == (1, 0)
+    assert (layers["final"]["collisions"], layers["final"]["unexplained"]) == (pairs, pairs - 1)
+    assert "layer final: 54 collisions in full precision, UNEXPLAINED" in run("flat")[1]
+    states = preimage.capture(preimage.load(tmp_path / "flat"), rows[:9], "0,final", positions="last")
+    states.save(tmp_path / "bundle")
+    assert main(["geometry", str(tmp_path / "bundle"), "--bits", "none"]) == 1
+    assert main(["collisions", "--model", str(tmp_path / "flat"), "--prompts", str(prompts), "--no-bos",
+                 "--layers", "final", "--hard-bases", "0"]) == 1  # fmt: skip
 
 
 def test_the_bench_times_both_sides() -> None:

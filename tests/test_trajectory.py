@@ -20,6 +20,7 @@ from preimage.geometry import checkpoint_steps, training, training_text, traject
 from preimage.geometry.training import Training, schedule
 from preimage.geometry.training_text import TrainingText, prepare_text
 from preimage.models import FAMILIES, SIZES, new_model, scratch, train_tokenizer
+from preimage.models.doubling import double_copy
 from preimage.prompts import PromptOptions, documents, gather
 from preimage.report import trajectory_figure
 from preimage.results import RunFolder, Trajectory, read_json
@@ -182,6 +183,7 @@ def test_a_run(family: str, runs: dict[str, tuple[Trajectory, Path]], prepared: 
         assert list(at.geometry.layers) == [0, 1, 2, "final"]
         assert list(at.geometry.quantised) == [4]
         assert at.collisions == 0
+        assert at.noise_floor < 1e-13, "a step of it was not in float64"
         assert at.smallest("normalised_margin")[1] > 1e6 * at.noise_floor
     assert first.geometry.layers[0].margin == 0  # some probes end alike
     assert run.model["parameters"] == sum(
@@ -219,11 +221,24 @@ def test_the_saved_model_has_the_last_margins(
     limits = {"vocab_size": model.vocab_size, "max_length": model.max_length}
     probes = gather(folder / "probes.jsonl", model.tokenizer, PromptOptions(), **limits)
     assert probes.fingerprint == run.probes
-    states = preimage.capture(model, probes, positions="last", batch_tokens=4096)
     assert model.identity.weight_hash == run.checkpoints[-1].weight_hash
-    assert preimage.measure_geometry(states, bits=(None, 4), subsets=0) == run.checkpoints[-1].geometry
+    throughout = double_copy(preimage.load(folder / "model", device="cpu"))
+    states = preimage.capture(throughout, probes, positions="last", batch_tokens=4096)
+    expected = run.checkpoints[-1].geometry
+    assert preimage.measure_geometry(states, bits=(None, 4), subsets=0, model=throughout) == expected
+    plain = preimage.capture(model, probes, positions="last", batch_tokens=4096)  # float32 within, for Llama
+    margins = preimage.measure_geometry(plain, bits=(None,), subsets=0).layers["final"]
+    assert margins.margin == pytest.approx(expected.layers["final"].margin, rel=1e-5)
     text = texts[0]
     assert model.decode(model.tokenizer(text)["input_ids"]) == text
+
+
+def test_nothing_is_left_in_the_cache(
+    texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREIMAGE_CACHE", str(tmp_path))
+    preimage.train_trajectory(OPTIONS, steps=2, checkpoints=2, texts=texts, device="cpu")
+    assert list(tmp_path.rglob("*")) == []
 
 
 def test_measuring_does_not_change_the_training(
