@@ -575,6 +575,23 @@ def test_states_of_another_model_or_width_are_refused(bundle: Path) -> None:
         assert "32 wide, those of GPT2LMHeadModel are 64" in error.message
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])  # computed positions, and a table of them
+def test_more_positions_than_the_model_has_are_refused_before_any_work(architecture: str) -> None:
+    model = preimage.load(build(architecture))
+    refused(PromptError, lambda: preimage.capture(model, [[5] * 129]))
+    long = torch.randn(2, 129, 32)
+    message = f"Prompt 0 has 129 positions; {model.name} takes at most 128."
+    for work in (
+        lambda: preimage.invert(model, long, layer=1),
+        lambda: preimage.invert(model, States.from_tensor(long, 1), method="sipit"),
+        lambda: States.from_tensor(long, 1, model),
+        lambda: States.from_tensor(long, 1).require_made_by(model),
+    ):
+        assert refused(StatesError, work).message == message
+    refused(PromptError, lambda: preimage.find_collisions(model, [[5] * 129, [6] * 129]))
+    assert model.forward_tokens == 0
+
+
 def test_states_of_another_dtype_say_which_to_load(bundle: Path) -> None:
     half = preimage.load(build("llama", dtype=torch.bfloat16))
     error = refused(BundleError, lambda: preimage.open_states(bundle).require_made_by(half))

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import preimage
-from preimage.cli import main
+from preimage.cli import doctor, main
+from preimage.cli.doctor import _cache
 from preimage.cli.terminal import printable
 from preimage.errors import RunFolderError
 from preimage.results import RunFolder, dumps
@@ -146,6 +147,49 @@ def test_doctor(document: Any, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_pa
     code, out, _ = run("doctor")
     assert code == 1
     assert "preimage models --fetch smollm2" in out
+
+
+def test_doctor_tries_to_write_the_cache(
+    document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where permissions say nothing: below a file, on a disk that is full, in a folder of the system."""
+
+    def cache() -> dict[str, Any]:
+        code, found = document("doctor")
+        assert code == 1  # at least the default model is not there
+        return next(check for check in found["checks"] if check["check"] == "cache")
+
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file" / "cache", Path("/proc/preimage-test")):
+        monkeypatch.setenv("PREIMAGE_CACHE", str(place))
+        assert cache()["ok"] is False
+        assert f"{place} cannot be written" in cache()["found"]
+    (tmp_path / "cache" / "noise").mkdir(parents=True)
+    monkeypatch.setenv("PREIMAGE_CACHE", str(tmp_path / "cache"))
+    assert cache() == {"check": "cache", "ok": True, "found": str(tmp_path / "cache")}
+    assert list((tmp_path / "cache").rglob("*")) == [tmp_path / "cache" / "noise"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        check = _cache()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert check[1] is False
+
+
+def test_doctor_says_where_half_precision_crashes(
+    document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def dies(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.CompletedProcess(command, -signal.SIGILL)
+
+    monkeypatch.setattr(doctor.subprocess, "run", dies)
+    monkeypatch.setattr(doctor.Path, "read_text", lambda *_, **__: "flags: amx_bf16")
+    code, found = document("doctor")
+    assert code == 0  # float32 works
+    (check,) = [check for check in found["checks"] if check["check"] == "extra bfloat16"]
+    assert check["ok"] is False
+    assert "ONEDNN_MAX_CPU_ISA" in check["found"]
 
 
 def test_models(document: Any, run: Run, model: str) -> None:
@@ -560,10 +604,17 @@ def test_lens(document: Any, run: Run, model: str, tmp_path: Path) -> None:
     assert (code, found["error"]["code"]) == (2, "bad_model")
     code, found = document("lens", "train", "--model", model, "--layer", 99)
     assert (code, found["error"]["code"]) == (2, "bad_layer")
-    for argv in (["lens", "list"], ["lens", "info", tmp_path / "lens.safetensors"]):
-        code, out, _ = run(*argv)
-        assert code == 0
-        assert "layer" in out
+    code, out, _ = run("lens", "list")
+    assert (code, "layer" in out) == (0, True)
+    code, out, _ = run("lens", "info", tmp_path / "lens.safetensors")
+    assert code == 0
+    lines = out.splitlines()
+    assert "layer: 1" in lines
+    assert any(line.startswith("training: steps 3, batch tokens 64, ") for line in lines)
+    share = about["held_out"]["random"]["rank0"]
+    assert any(line.startswith(f"held-out random: {share:.2%} named first, ") for line in lines)
+    assert run(*given)[1].splitlines()[-1] == lines[-1]
+    assert not set("{}'") & set(out.replace(str(tmp_path), ""))  # words, not Python
 
 
 def test_demo_without_its_model(document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -678,6 +729,9 @@ class Given:
         (self.bundle / TENSORS).write_bytes(data)
         return self.bundle
 
+    def too_long(self) -> Path:
+        return States.from_tensor(torch.randn(1, CONTEXT + 1, WIDTH), 1).save(self.tmp / "long")
+
     def with_nan(self) -> Path:
         tensor = torch.randn(1, 4, WIDTH)
         tensor[0, 2, 5] = float("nan")
@@ -757,6 +811,10 @@ INVERT: dict[str, tuple[Case, str]] = {
         lambda g: [g.bundle, "--layer", 1, "--dtype", "bfloat16"],
         "Load that model with dtype float32",
     ),
+    "bundle of more positions": (
+        lambda g: [g.too_long(), "--model", g.model, "--layer", 1],
+        "Prompt 0 has 129 positions; ",
+    ),
     "layer not in the bundle": (lambda g: [g.bundle, "--layer", 3], "Layer 3 was not captured."),
     "truncated bundle": (lambda g: [g.truncated(), "--layer", 1], "has 100 bytes"),
     "damaged bundle": (lambda g: [g.flipped(), "--layer", 1], "fails its checksum."),
@@ -788,6 +846,7 @@ TENSOR: dict[str, tuple[Case, str]] = {
         "Prompt 1, layer final, position 1 holds NaN or infinity.",
     ),
     "another width": (lambda g: [g.tensor(3, 31), "--layer", 1], "states 31 wide, those of"),
+    "more positions": (lambda g: [g.tensor(2, CONTEXT + 1, WIDTH), "--layer", 1], "Prompt 0 has 129 positions"),
     "one axis": (lambda g: [g.tensor(WIDTH), "--layer", 1], "shape (32,) and type torch.float32 holds no"),
     "pickled tensor": (lambda g: [g.pickled() / "pytorch_model.bin", "--layer", 1], "is neither"),
     "text called npy": (lambda g: [g.file("t.npy", "1 2 3"), "--layer", 1], "cannot be read as a plain"),
@@ -965,6 +1024,19 @@ print(seconds, *sorted({"torch", "transformers", "pyarrow", "datasets"} & sys.mo
     assert min(float(found[0]) for found in runs) < 0.3
 
 
+@pytest.mark.parametrize("room", ["", ".collisions", ".geometry", ".inversion", ".models", ".theory"])
+def test_dir_lists_the_public_names_without_loading_them(room: str) -> None:
+    script = f"""
+import sys, importlib
+package = importlib.import_module("preimage{room}")
+listed = dir(package)
+print(sorted(set(package.__all__) - set(listed)), [n for n in listed if n in ("TYPE_CHECKING", "lazy_names")],
+      "__name__" in listed, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "[]", "True", "False"]
+
+
 def test_every_public_name_is_there() -> None:
     assert set(preimage.__all__) >= {"load", "capture", "open_states", "invert", "States", "Inversion"}
     for name in preimage.__all__:
@@ -1035,6 +1107,34 @@ def test_a_terminal_without_the_characters_gets_escapes(folders: dict[str, Path]
     done = process("models", "--fetch", named, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{tmp_path}/mod\\xe8le is ready in {tmp_path}/mod\\xe8le\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="NO /dev/full: a full stdout is not tested")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["models"], ["models", "--json"], ["models", "no/such", "--json"]], ids=" ".join
+)
+def test_a_stdout_that_cannot_be_written_is_one_line(argv: list[str], unbuffered: str) -> None:
+    command = [sys.executable, "-m", "preimage", *argv]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("preimage: stdout cannot be written: No space left on device.")
+    assert len(done.stderr.splitlines()) == 1
+    closed = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (closed.returncode, len(closed.stderr.splitlines())) == (2, 1)
+    reader, writer = os.pipe()
+    os.close(reader)  # whoever read has gone, as `head` does
+    gone = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment, check=False
+    )
+    os.close(writer)
+    assert (gone.returncode, gone.stderr) == (141, "")
 
 
 # --- run folders ------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,6 +50,7 @@ def train(
         parse_layer(layer, known.n_layers)
     loaded = preimage.load(model, dtype=dtype, device=device)
     at = parse_layer(layer, loaded.n_layers)
+    options = replace(options, length=min(options.length, loaded.max_length or options.length))
     path = out or default_path(loaded, at)
     checkpoint = path.with_name(path.name + ".checkpoint")
     with progress_bar() as progress:
