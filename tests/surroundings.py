@@ -1,7 +1,7 @@
 """What a test must not depend on: who started it, from which terminal, in which language, with whose files.
 
-``settle`` gives this process, and whatever it starts, the same environment everywhere; ``PYTHON`` is the way to
-start a process that can be interrupted.
+``settle`` gives this process, and whatever it starts, the same environment everywhere; ``PYTHON`` is the way
+to start a process that can be interrupted.
 """
 
 from __future__ import annotations

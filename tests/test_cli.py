@@ -8,11 +8,13 @@ import re
 import resource
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +26,17 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import preimage
+from preimage.bench import inverting
 from preimage.cli import doctor, main
 from preimage.cli.doctor import _cache
 from preimage.cli.terminal import printable
 from preimage.errors import RunFolderError
-from preimage.results import RunFolder, dumps
+from preimage.results import Inversion, RunFolder, dumps
 from preimage.states import States
 from preimage.states.layout import Layout, group_by_length, tensor_name
 from preimage.states.states import MemoryStore
-from test_loading import VOCABULARY, make_folder
 from surroundings import PYTHON
+from test_loading import VOCABULARY, make_folder
 from tiny import build, random_ids
 
 TENSORS, MANIFEST = "states.safetensors", "manifest.json"
@@ -355,10 +358,54 @@ def test_bench_inversion(document: Any, run: Run, model: str) -> None:
     row = found["layers"]["1"]
     assert (row["exact"], row["prompts"]) == (2, 2)
     assert row["ratio_to_forward"] > 0
+    assert row["statuses"] == {"recovered": 2}
+    assert row["setup_seconds"] >= 0
+    assert row["seconds"] == statistics.median(each["seconds"] for each in row["rows"])
     assert row["speedup_over_sipit"] == row["seconds_a_token"]["published"] / row["seconds_a_token"]["fast"]
+    assert row["verified_tokens"] == {"fast": 3, "sipit": 3, "published": 3}
     code, out, _ = run(*given)
     assert code == 0
-    assert out.startswith("layer 1: 2 of 2 exact")
+    assert out.startswith("layer 1: 2 of 2 exact (2 recovered), median ")
+    code, found = document(*given, "--sipit-seconds", 1e-9)  # stopped before anything was verified
+    row = found["layers"]["1"]
+    assert (code, row["verified_tokens"]) == (0, {"fast": 3, "sipit": 0, "published": 0})
+    assert (row["speedup_over_sipit"], row["speedup_over_cached_sipit"]) == (None, None)
+    assert row["seconds_a_token"]["published"] is None
+    assert row["sipit_statuses"]["published"] == {"not_recovered": 1}
+    code, out, _ = run(*given, "--sipit-seconds", 1e-9)
+    assert (code, "not comparable (no token verified in time) with SIPIT" in out) == (0, True)
+
+
+def test_the_bench_counts_what_is_claimed_and_times_what_was_verified(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, ids = preimage.load(model), tuple(random_ids(6, vocabulary=VOCABULARY))
+    (right,) = preimage.invert(loaded, preimage.capture(loaded, [ids], 1))
+    other = (*ids[:-1], (ids[-1] + 1) % VOCABULARY)
+    for expected, changes in (
+        (True, {}),
+        (False, {"token_ids": other}),
+        (False, {"status": "not_recovered"}),
+        (False, {"status": "not_recovered", "alternatives": (ids,)}),
+        (True, {"status": "ambiguous", "alternatives": (other, ids), "token_ids": other}),
+        (False, {"status": "ambiguous", "alternatives": (other,)}),
+    ):
+        assert inverting._exact(replace(right, **changes), ids) is expected, changes
+
+    def invert(_: object, states: States, layer: int, method: str, **__: object) -> list[Inversion]:
+        (length,) = states.lengths
+        if method == "fast":
+            return [replace(right, seconds=0.6)]
+        if length == 6:  # stopped after two tokens and a hundred seconds, most of them for the third
+            stopped = {"status": "not_recovered", "token_ids": ids[:2], "seconds": 100.0}
+            return [replace(right, **stopped)]
+        return [replace(right, token_ids=ids[:2], seconds=3.0)]
+
+    monkeypatch.setattr(inverting, "invert", invert)
+    found = inverting._against_sipit(loaded, 1, [ids], 100.0)
+    assert found["verified_tokens"] == {"fast": 6, "sipit": 2, "published": 2}
+    assert found["seconds_a_token"] == {"fast": 0.6 / 6, "sipit": 1.5, "published": 1.5}
+    assert found["speedup_over_sipit"] == 1.5 / (0.6 / 6)
 
 
 def test_bench_throughput(document: Any, run: Run, model: str) -> None:
@@ -367,7 +414,8 @@ def test_bench_throughput(document: Any, run: Run, model: str) -> None:
     code, found = document(*given)
     assert code == 0
     for row in found["layers"].values():
-        assert (row["exact"], row["prompts"], row["status"]["not_recovered"]) == (3, 3, 0)
+        assert (row["exact"], row["prompts"], row["statuses"]) == (3, 3, {"recovered": 3})
+        assert row["setup_seconds"] >= 0
         assert row["fraction_of_forward"] == found["forward_seconds"] / row["seconds"]
     code, out, _ = run(*given)
     assert (code, out.startswith("layer 1: 3 of 3 exact")) == (0, True)
@@ -846,7 +894,10 @@ TENSOR: dict[str, tuple[Case, str]] = {
         "Prompt 1, layer final, position 1 holds NaN or infinity.",
     ),
     "another width": (lambda g: [g.tensor(3, 31), "--layer", 1], "states 31 wide, those of"),
-    "more positions": (lambda g: [g.tensor(2, CONTEXT + 1, WIDTH), "--layer", 1], "Prompt 0 has 129 positions"),
+    "more positions": (
+        lambda g: [g.tensor(2, CONTEXT + 1, WIDTH), "--layer", 1],
+        "Prompt 0 has 129 positions",
+    ),
     "one axis": (lambda g: [g.tensor(WIDTH), "--layer", 1], "shape (32,) and type torch.float32 holds no"),
     "pickled tensor": (lambda g: [g.pickled() / "pytorch_model.bin", "--layer", 1], "is neither"),
     "text called npy": (lambda g: [g.file("t.npy", "1 2 3"), "--layer", 1], "cannot be read as a plain"),
@@ -1321,9 +1372,7 @@ entry()
 def interrupted(home: str, kind: str, method: str, times: int, *argv: object) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command that gets Ctrl-C after so many calls of a method."""
     command = [*PYTHON, "-c", WAITING, home, kind, method, str(times), *map(str, argv)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         try:
             assert child.stderr is not None
             said = child.stderr.readline()

@@ -38,7 +38,9 @@ def test_examples_are_the_same_whatever_was_imported(
     assert HealthCheck.too_slow in settings.default.suppress_health_check
     before = drawn()
     assert drawn() == before
-    (tmp_path / "imported_meanwhile.py").write_text("NUMBERS = (918_273_645, 123.4375, 'a word of its own')\n" * 40)
+    (tmp_path / "imported_meanwhile.py").write_text(
+        "NUMBERS = (918_273_645, 123.4375, 'a word of its own')\n" * 40
+    )
     monkeypatch.syspath_prepend(tmp_path)
     __import__("imported_meanwhile")
     assert drawn() == before

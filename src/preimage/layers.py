@@ -65,13 +65,14 @@ def _parse_one(part: int | str, n_layers: int) -> list[Layer]:
 
 
 def _number(text: int | str, given: int | str, n_layers: int) -> int:
-    if isinstance(text, str):
-        is_number = text.strip().isdecimal()
-    else:
-        is_number = isinstance(text, Integral) and not isinstance(text, bool)  # numpy's integers too
+    is_number = text.strip().isdecimal() if isinstance(text, str) else _is_whole(text)
     if not is_number or not 0 <= int(text) <= n_layers:
         raise LayerError(f"There is no layer {given!r}.", _allowed(n_layers))
     return int(text)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)  # numpy's integers too
 
 
 def _allowed(n_layers: int) -> str:

@@ -109,7 +109,7 @@ def geometry(
 
 
 def _exit_code(found: Iterable[Geometry]) -> int:
-    """Fewer bits are meant to collide: only collisions in full precision that nothing explains are reported."""
+    """Fewer bits are meant to collide; collisions in full precision that nothing explains are not."""
     return NOT_RECOVERED if any(shape.unexplained for shape in found) else DONE
 
 

@@ -31,7 +31,8 @@ class LanguageModel:
     is touched.
     """
 
-    lasting = True  # what is measured of it is kept in the user's cache; not of copies made for one measurement
+    # Whether what is measured of it is kept in the user's cache; not of a copy made for one measurement.
+    lasting = True
 
     def __init__(
         self,
