@@ -33,6 +33,7 @@ from preimage.geometry.prompt_distances import PromptDistances
 from preimage.geometry.quantisers import GRANULARITIES
 from preimage.layers import parse_layers
 from preimage.models import LanguageModel
+from preimage.models.doubling import double_copy, in_double
 from preimage.prompts import PromptOptions, gather
 from preimage.report import length_figure, save_figures
 from preimage.results import Geometry, read_json
@@ -72,7 +73,7 @@ def carried_by_hooks(
     blocks = model.anatomy.blocks
     handles = [blocks[0].register_forward_pre_hook(enter, with_kwargs=True)]
     handles += [block.register_forward_hook(leave(number)) for number, block in enumerate(blocks, start=1)]
-    with torch.no_grad():
+    with torch.no_grad(), in_double():
         final = model.anatomy.backbone(torch.tensor(ids), use_cache=False).last_hidden_state
         store("final", final)
     for handle in handles:
@@ -83,7 +84,7 @@ def carried_by_hooks(
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("granularity", ["layer", "channel", "vector"])
 def test_every_block_sees_what_was_stored(name: str, granularity: str) -> None:
-    model = tiny(name)
+    model = double_copy(tiny(name))
     ids = [random_ids(9, seed) for seed in range(12)]
     quantiser = Quantiser(5, granularity)
     expected = carried_by_hooks(model, ids, quantiser)
@@ -91,22 +92,19 @@ def test_every_block_sees_what_was_stored(name: str, granularity: str) -> None:
     found = propagate(model, ids, quantiser, layers)
     assert list(found) == list(layers)
     for layer in layers:
-        # a block entered alone and one inside a pass round a last bit differently, and a code may tip over
-        apart = (found[layer].codes != expected[layer]).double().mean()
-        assert float(apart) < 0.01, layer
-    assert torch.equal(found[0].codes, expected[0])
+        # in float32 a block entered alone and one inside a pass differ in last bits, and a code may tip over
+        assert torch.equal(found[layer].codes, expected[layer]), layer
 
 
 def test_mixed_lengths_are_carried_on_prompt_by_prompt() -> None:
     """With steps of its own a vector does not see the others, so a prompt alone gives the same codes."""
-    model, quantiser = tiny("gpt2"), Quantiser(6, "vector")
+    model, quantiser = double_copy(tiny("gpt2")), Quantiser(6, "vector")
     ids = [random_ids(length, length) for length in (5, 3, 5, 8)]
     together = propagate(model, ids, quantiser, [2, "final"])
     for row, prompt in enumerate(ids):
         alone = propagate(model, [prompt], quantiser, [2, "final"])
         for layer in (2, "final"):
-            same = alone[layer].codes[0] == together[layer].codes[row]
-            assert float(same.double().mean()) > 0.98
+            assert torch.equal(alone[layer].codes[0], together[layer].codes[row])
 
 
 def test_many_bits_carried_on_change_little_and_few_bits_change_more() -> None:
