@@ -155,29 +155,27 @@ def test_doctor(document: Any, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_doctor_tries_to_write_the_cache(
     document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also where permissions say nothing: below a file, on a disk that is full, in a folder of the system."""
-
-    def cache() -> dict[str, Any]:
-        code, found = document("doctor")
-        assert code == 1  # at least the default model is not there
-        return next(check for check in found["checks"] if check["check"] == "cache")
-
+    """Also where permissions say nothing: below a file, in a folder of the system, on a disk that is full."""
     (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file" / "cache", Path("/proc/preimage-test")):
+    for place in (Path("/proc/preimage-test"), tmp_path / "file" / "cache"):
         monkeypatch.setenv("PREIMAGE_CACHE", str(place))
-        assert cache()["ok"] is False
-        assert f"{place} cannot be written" in cache()["found"]
+        name, ok, said = _cache()
+        assert (name, ok) == ("cache", False)
+        assert said.startswith(f"{place} cannot be written")
+    code, found = document("doctor")
+    assert code == 1
+    assert {"check": "cache", "ok": False, "found": said} in found["checks"]
     (tmp_path / "cache" / "noise").mkdir(parents=True)
     monkeypatch.setenv("PREIMAGE_CACHE", str(tmp_path / "cache"))
-    assert cache() == {"check": "cache", "ok": True, "found": str(tmp_path / "cache")}
+    assert _cache() == ("cache", True, str(tmp_path / "cache"))
     assert list((tmp_path / "cache").rglob("*")) == [tmp_path / "cache" / "noise"]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
-        check = _cache()
+        full = _cache()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert check[1] is False
+    assert full[1] is False
 
 
 def test_doctor_says_where_half_precision_crashes(
