@@ -1,13 +1,12 @@
-"""Every annotated shape and type of the rooms that hold tensors is checked while the tests run."""
+"""The same surroundings and the same examples on every machine; every annotated shape checked."""
 
-import os
-
-os.environ["HF_HUB_OFFLINE"] = "1"  # no test may wait for the network
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from jaxtyping import install_import_hook
 
-# prompts is left out: it takes whatever users give and its business is to refuse it in words
+from surroundings import settle
+
+# prompts and layers are left out: they take whatever users give, and their business is to refuse it in words
 ROOMS = (
     "bench",
     "collisions",
@@ -15,7 +14,6 @@ ROOMS = (
     "execution",
     "geometry",
     "inversion",
-    "layers",
     "models",
     "report",
     "results",
@@ -24,13 +22,28 @@ ROOMS = (
 )
 install_import_hook([f"preimage.{room}" for room in ROOMS], "beartype.beartype")
 
+settle()
+
 import pytest  # noqa: E402  # the hook must be in place before preimage is imported
 import torch  # noqa: E402
 
 from preimage.models import ALIASES, LanguageModel, converted_folder, load  # noqa: E402
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # the workers are the parallelism; threads on top of them only fight
+torch.set_num_threads(1)
+
+# How fast examples are drawn says nothing about correctness. Without --hypothesis-profile the examples are
+# those of every other run; `make search` looks for new ones, and keeps the failures it finds.
+_ANY_SPEED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("same", derandomize=True, database=None, **_ANY_SPEED)
+settings.register_profile("search", max_examples=1000, print_blob=True, **_ANY_SPEED)
+settings.load_profile("same")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--hypothesis-profile", default=None) in (None, "same"):
+        # Constants of whatever modules were imported so far are among the examples, even of a fixed seed:
+        # what a worker ran before, and every edit of the source, would change them.
+        providers._get_local_constants = lambda: providers._local_constants
 
 
 @pytest.fixture(scope="session")

@@ -307,8 +307,8 @@ def interrupt(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("model", {"model": lambda: tiny("llama", seed=1)}),
         ("prompts", {"prompts": lambda: [*PROMPTS[:-1], random_ids(5, 99)]}),
         ("prompts", {"prompts": lambda: PROMPTS[:-1]}),
-        ("layers", {"layers": lambda: [0, 1, "final"]}),
-        ("positions", {"positions": lambda: "last"}),
+        ('layers: [0, 2, "final"], now [0, 1, "final"]', {"layers": lambda: [0, 1, "final"]}),
+        ('positions: "all", now "last"', {"positions": lambda: "last"}),
     ],
 )
 def test_other_work_in_the_folder_of_an_interrupted_capture_is_refused(
@@ -320,7 +320,7 @@ def test_other_work_in_the_folder_of_an_interrupted_capture_is_refused(
     given: dict[str, Any] = {"model": tiny("llama"), "prompts": PROMPTS, "layers": LAYERS}
     given |= {name: make() for name, make in change.items()}
     error = refused(RunFolderError, lambda: preimage.capture(out=out, **given))
-    assert error.message == f"{out} was begun with another {field}."
+    assert error.message.startswith(f"{out} was begun with another {field}")
     assert {path.name: sha(path) for path in out.iterdir()} == before
     preimage.capture(tiny("llama"), PROMPTS, LAYERS, out=out)  # and the first command still goes on
 
@@ -406,7 +406,7 @@ def test_a_target_that_cannot_be_made_is_refused(write: Callable[[Path], object]
 def small_disk() -> Iterator[Callable[[int], None]]:
     """Files may grow to so many bytes and no further, as on a full disk (Python ignores the signal)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size or soft, hard))
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
@@ -418,7 +418,7 @@ def test_a_full_disk_leaves_no_bundle_behind(
     out = tmp_path / "b"
     small_disk(4096)
     error = refused(BundleError, lambda: write(out))
-    small_disk(1 << 40)
+    small_disk(0)  # as large as it was
     assert "cannot be written: File too large" in error.message
     assert not (out / MANIFEST).exists()
     assert not (out / TENSORS).exists()
@@ -573,6 +573,23 @@ def test_states_of_another_model_or_width_are_refused(bundle: Path) -> None:
     for refuse in (states.require_width, states.require_made_by):
         error = refused(StatesError, lambda refuse=refuse: refuse(wide))
         assert "32 wide, those of GPT2LMHeadModel are 64" in error.message
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])  # computed positions, and a table of them
+def test_more_positions_than_the_model_has_are_refused_before_any_work(architecture: str) -> None:
+    model = preimage.load(build(architecture))
+    refused(PromptError, lambda: preimage.capture(model, [[5] * 129]))
+    long = torch.randn(2, 129, 32)
+    message = f"Prompt 0 has 129 positions; {model.name} takes at most 128."
+    for work in (
+        lambda: preimage.invert(model, long, layer=1),
+        lambda: preimage.invert(model, States.from_tensor(long, 1), method="sipit"),
+        lambda: States.from_tensor(long, 1, model),
+        lambda: States.from_tensor(long, 1).require_made_by(model),
+    ):
+        assert refused(StatesError, work).message == message
+    refused(PromptError, lambda: preimage.find_collisions(model, [[5] * 129, [6] * 129]))
+    assert model.forward_tokens == 0
 
 
 def test_states_of_another_dtype_say_which_to_load(bundle: Path) -> None:

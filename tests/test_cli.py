@@ -5,32 +5,37 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
-import time
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import preimage
-from preimage.cli import main
+from preimage.bench import inverting
+from preimage.cli import doctor, main
+from preimage.cli.doctor import _cache
 from preimage.cli.terminal import printable
 from preimage.errors import RunFolderError
-from preimage.results import RunFolder, dumps
+from preimage.results import Inversion, RunFolder, dumps
 from preimage.states import States
 from preimage.states.layout import Layout, group_by_length, tensor_name
 from preimage.states.states import MemoryStore
+from surroundings import PYTHON
 from test_loading import VOCABULARY, make_folder
 from tiny import build, random_ids
 
@@ -114,15 +119,10 @@ def document(run: Run) -> Callable[..., tuple[int, dict[str, Any]]]:
     return call
 
 
-def surroundings(changes: dict[str, str]) -> dict[str, str]:
-    """As many threads as here, because the bits of a state depend on them."""
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(torch.get_num_threads())} | changes
-
-
 def process(*argv: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "preimage", *map(str, argv)],
-        env=surroundings(environment),
+        env=os.environ | environment,
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -150,6 +150,47 @@ def test_doctor(document: Any, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_pa
     code, out, _ = run("doctor")
     assert code == 1
     assert "preimage models --fetch smollm2" in out
+
+
+def test_doctor_tries_to_write_the_cache(
+    document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where permissions say nothing: below a file, in a folder of the system, on a disk that is full."""
+    (tmp_path / "file").write_text("")
+    for place in (Path("/proc/preimage-test"), tmp_path / "file" / "cache"):
+        monkeypatch.setenv("PREIMAGE_CACHE", str(place))
+        name, ok, said = _cache()
+        assert (name, ok) == ("cache", False)
+        assert said.startswith(f"{place} cannot be written")
+    code, found = document("doctor")
+    assert code == 1
+    assert {"check": "cache", "ok": False, "found": said} in found["checks"]
+    (tmp_path / "cache" / "noise").mkdir(parents=True)
+    monkeypatch.setenv("PREIMAGE_CACHE", str(tmp_path / "cache"))
+    assert _cache() == ("cache", True, str(tmp_path / "cache"))
+    assert list((tmp_path / "cache").rglob("*")) == [tmp_path / "cache" / "noise"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        full = _cache()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert full[1] is False
+
+
+def test_doctor_says_where_half_precision_crashes(
+    document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def dies(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.CompletedProcess(command, -signal.SIGILL)
+
+    monkeypatch.setattr(doctor.subprocess, "run", dies)
+    monkeypatch.setattr(doctor.Path, "read_text", lambda *_, **__: "flags: amx_bf16")
+    code, found = document("doctor")
+    assert code == 0  # float32 works
+    (check,) = [check for check in found["checks"] if check["check"] == "extra bfloat16"]
+    assert check["ok"] is False
+    assert "ONEDNN_MAX_CPU_ISA" in check["found"]
 
 
 def test_models(document: Any, run: Run, model: str) -> None:
@@ -315,10 +356,54 @@ def test_bench_inversion(document: Any, run: Run, model: str) -> None:
     row = found["layers"]["1"]
     assert (row["exact"], row["prompts"]) == (2, 2)
     assert row["ratio_to_forward"] > 0
+    assert row["statuses"] == {"recovered": 2}
+    assert row["setup_seconds"] >= 0
+    assert row["seconds"] == statistics.median(each["seconds"] for each in row["rows"])
     assert row["speedup_over_sipit"] == row["seconds_a_token"]["published"] / row["seconds_a_token"]["fast"]
+    assert row["verified_tokens"] == {"fast": 3, "sipit": 3, "published": 3}
     code, out, _ = run(*given)
     assert code == 0
-    assert out.startswith("layer 1: 2 of 2 exact")
+    assert out.startswith("layer 1: 2 of 2 exact (2 recovered), median ")
+    code, found = document(*given, "--sipit-seconds", 1e-9)  # stopped before anything was verified
+    row = found["layers"]["1"]
+    assert (code, row["verified_tokens"]) == (0, {"fast": 3, "sipit": 0, "published": 0})
+    assert (row["speedup_over_sipit"], row["speedup_over_cached_sipit"]) == (None, None)
+    assert row["seconds_a_token"]["published"] is None
+    assert row["sipit_statuses"]["published"] == {"not_recovered": 1}
+    code, out, _ = run(*given, "--sipit-seconds", 1e-9)
+    assert (code, "not comparable (no token verified in time) with SIPIT" in out) == (0, True)
+
+
+def test_the_bench_counts_what_is_claimed_and_times_what_was_verified(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, ids = preimage.load(model), tuple(random_ids(6, vocabulary=VOCABULARY))
+    (right,) = preimage.invert(loaded, preimage.capture(loaded, [ids], 1))
+    other = (*ids[:-1], (ids[-1] + 1) % VOCABULARY)
+    for expected, changes in (
+        (True, {}),
+        (False, {"token_ids": other}),
+        (False, {"status": "not_recovered"}),
+        (False, {"status": "not_recovered", "alternatives": (ids,)}),
+        (True, {"status": "ambiguous", "alternatives": (other, ids), "token_ids": other}),
+        (False, {"status": "ambiguous", "alternatives": (other,)}),
+    ):
+        assert inverting._exact(replace(right, **changes), ids) is expected, changes
+
+    def invert(_: object, states: States, layer: int, method: str, **__: object) -> list[Inversion]:
+        (length,) = states.lengths
+        if method == "fast":
+            return [replace(right, seconds=0.6)]
+        if length == 6:  # stopped after two tokens and a hundred seconds, most of them for the third
+            stopped = {"status": "not_recovered", "token_ids": ids[:2], "seconds": 100.0}
+            return [replace(right, **stopped)]
+        return [replace(right, token_ids=ids[:2], seconds=3.0)]
+
+    monkeypatch.setattr(inverting, "invert", invert)
+    found = inverting._against_sipit(loaded, 1, [ids], 100.0)
+    assert found["verified_tokens"] == {"fast": 6, "sipit": 2, "published": 2}
+    assert found["seconds_a_token"] == {"fast": 0.6 / 6, "sipit": 1.5, "published": 1.5}
+    assert found["speedup_over_sipit"] == 1.5 / (0.6 / 6)
 
 
 def test_bench_throughput(document: Any, run: Run, model: str) -> None:
@@ -327,7 +412,8 @@ def test_bench_throughput(document: Any, run: Run, model: str) -> None:
     code, found = document(*given)
     assert code == 0
     for row in found["layers"].values():
-        assert (row["exact"], row["prompts"], row["status"]["not_recovered"]) == (3, 3, 0)
+        assert (row["exact"], row["prompts"], row["statuses"]) == (3, 3, {"recovered": 3})
+        assert row["setup_seconds"] >= 0
         assert row["fraction_of_forward"] == found["forward_seconds"] / row["seconds"]
     code, out, _ = run(*given)
     assert (code, out.startswith("layer 1: 3 of 3 exact")) == (0, True)
@@ -564,10 +650,17 @@ def test_lens(document: Any, run: Run, model: str, tmp_path: Path) -> None:
     assert (code, found["error"]["code"]) == (2, "bad_model")
     code, found = document("lens", "train", "--model", model, "--layer", 99)
     assert (code, found["error"]["code"]) == (2, "bad_layer")
-    for argv in (["lens", "list"], ["lens", "info", tmp_path / "lens.safetensors"]):
-        code, out, _ = run(*argv)
-        assert code == 0
-        assert "layer" in out
+    code, out, _ = run("lens", "list")
+    assert (code, "layer" in out) == (0, True)
+    code, out, _ = run("lens", "info", tmp_path / "lens.safetensors")
+    assert code == 0
+    lines = out.splitlines()
+    assert "layer: 1" in lines
+    assert any(line.startswith("training: steps 3, batch tokens 64, ") for line in lines)
+    share = about["held_out"]["random"]["rank0"]
+    assert any(line.startswith(f"held-out random: {share:.2%} named first, ") for line in lines)
+    assert run(*given)[1].splitlines()[-1] == lines[-1]
+    assert not set("{}'") & set(out.replace(str(tmp_path), ""))  # words, not Python
 
 
 def test_demo_without_its_model(document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -682,6 +775,9 @@ class Given:
         (self.bundle / TENSORS).write_bytes(data)
         return self.bundle
 
+    def too_long(self) -> Path:
+        return States.from_tensor(torch.randn(1, CONTEXT + 1, WIDTH), 1).save(self.tmp / "long")
+
     def with_nan(self) -> Path:
         tensor = torch.randn(1, 4, WIDTH)
         tensor[0, 2, 5] = float("nan")
@@ -761,6 +857,10 @@ INVERT: dict[str, tuple[Case, str]] = {
         lambda g: [g.bundle, "--layer", 1, "--dtype", "bfloat16"],
         "Load that model with dtype float32",
     ),
+    "bundle of more positions": (
+        lambda g: [g.too_long(), "--model", g.model, "--layer", 1],
+        "Prompt 0 has 129 positions; ",
+    ),
     "layer not in the bundle": (lambda g: [g.bundle, "--layer", 3], "Layer 3 was not captured."),
     "truncated bundle": (lambda g: [g.truncated(), "--layer", 1], "has 100 bytes"),
     "damaged bundle": (lambda g: [g.flipped(), "--layer", 1], "fails its checksum."),
@@ -792,6 +892,10 @@ TENSOR: dict[str, tuple[Case, str]] = {
         "Prompt 1, layer final, position 1 holds NaN or infinity.",
     ),
     "another width": (lambda g: [g.tensor(3, 31), "--layer", 1], "states 31 wide, those of"),
+    "more positions": (
+        lambda g: [g.tensor(2, CONTEXT + 1, WIDTH), "--layer", 1],
+        "Prompt 0 has 129 positions",
+    ),
     "one axis": (lambda g: [g.tensor(WIDTH), "--layer", 1], "shape (32,) and type torch.float32 holds no"),
     "pickled tensor": (lambda g: [g.pickled() / "pytorch_model.bin", "--layer", 1], "is neither"),
     "text called npy": (lambda g: [g.file("t.npy", "1 2 3"), "--layer", 1], "cannot be read as a plain"),
@@ -935,14 +1039,15 @@ def test_bad_input_takes_less_than_five_seconds(case: str, tmp_path: Path) -> No
         ),
     }[case]
     before = sorted(tmp_path.rglob("*"))
-    started = time.perf_counter()
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = process(*argv)
-    seconds = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 2
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert message in done.stderr
-    assert seconds < 5
+    # the processor's own seconds: how long one waits depends on who else uses the machine
+    assert after.ru_utime + after.ru_stime - spent.ru_utime - spent.ru_stime < 5
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -952,10 +1057,10 @@ def test_bad_input_takes_less_than_five_seconds(case: str, tmp_path: Path) -> No
 def test_import_is_quick_and_does_without_torch() -> None:
     script = """
 import sys, time
-start = time.perf_counter()
+start = time.process_time()
 import preimage
 preimage.PreimageError, preimage.PromptOptions, preimage.InvertOptions
-seconds = time.perf_counter() - start
+seconds = time.process_time() - start
 print(seconds, *sorted({"torch", "transformers", "pyarrow", "datasets"} & sys.modules.keys()))
 """
     runs = [
@@ -966,6 +1071,19 @@ print(seconds, *sorted({"torch", "transformers", "pyarrow", "datasets"} & sys.mo
     ]
     assert [found[1:] for found in runs] == [[], [], []]
     assert min(float(found[0]) for found in runs) < 0.3
+
+
+@pytest.mark.parametrize("room", ["", ".collisions", ".geometry", ".inversion", ".models", ".theory"])
+def test_dir_lists_the_public_names_without_loading_them(room: str) -> None:
+    script = f"""
+import sys, importlib
+package = importlib.import_module("preimage{room}")
+listed = dir(package)
+print(sorted(set(package.__all__) - set(listed)), [n for n in listed if n in ("TYPE_CHECKING", "lazy_names")],
+      "__name__" in listed, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "[]", "True", "False"]
 
 
 def test_every_public_name_is_there() -> None:
@@ -981,7 +1099,6 @@ def test_every_public_name_is_there() -> None:
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=()), max_size=40))
 def test_what_is_printed_cannot_steer_a_terminal(text: str) -> None:
     shown = printable(text)
@@ -1041,6 +1158,34 @@ def test_a_terminal_without_the_characters_gets_escapes(folders: dict[str, Path]
     assert done.stdout == f"{tmp_path}/mod\\xe8le is ready in {tmp_path}/mod\\xe8le\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="NO /dev/full: a full stdout is not tested")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["models"], ["models", "--json"], ["models", "no/such", "--json"]], ids=" ".join
+)
+def test_a_stdout_that_cannot_be_written_is_one_line(argv: list[str], unbuffered: str) -> None:
+    command = [sys.executable, "-m", "preimage", *argv]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("preimage: stdout cannot be written: No space left on device.")
+    assert len(done.stderr.splitlines()) == 1
+    closed = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (closed.returncode, len(closed.stderr.splitlines())) == (2, 1)
+    reader, writer = os.pipe()
+    os.close(reader)  # whoever read has gone, as `head` does
+    gone = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment, check=False
+    )
+    os.close(writer)
+    assert (gone.returncode, gone.stderr) == (141, "")
+
+
 # --- run folders ------------------------------------------------------------------------------
 
 
@@ -1067,19 +1212,19 @@ def test_a_finished_run_is_not_run_again(document: Any, model: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("changed", "field"),
+    ("changed", "said"),
     [
-        (["--method", "brute-force"], "options"),
-        (["--seed", 1], "options"),
-        (["--text", "another cat"], "states"),
-        (["--layer", 2], "states"),
-        (["--dtype", "float64"], "model"),
-        (["--model", "other"], "model"),
+        (["--method", "brute-force"], 'options: method "fast", now "brute-force".'),
+        (["--seed", 1], "options: seed 0, now 1."),
+        (["--text", "another cat"], "states: "),
+        (["--layer", 2], "layer: 1, now 2."),
+        (["--dtype", "float64"], 'model: dtype "float32", now "float64".'),
+        (["--model", "other"], "model: name "),
     ],
     ids=str,
 )
 def test_a_run_folder_of_other_work_is_refused_by_the_field(
-    changed: list[object], field: str, run: Run, model: str, folders: dict[str, Path], tmp_path: Path
+    changed: list[object], said: str, run: Run, model: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "r"
     first = ["invert", "--model", model, "--text", "the cat", "--layer", 1, "--out", out]
@@ -1088,7 +1233,7 @@ def test_a_run_folder_of_other_work_is_refused_by_the_field(
     changed = [str(folders["other"]) if argument == "other" else argument for argument in changed]
     code, stdout, stderr = run(*first, *changed)
     assert (code, stdout) == (2, "")
-    assert f"{out} was begun with another {field}: " in stderr
+    assert f"{out} was begun with another {said}" in stderr
     assert "Rerun the first command, or give another folder." in stderr
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
@@ -1130,14 +1275,16 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:  # J3
     )
     command = [sys.executable, "-c", code, str(tmp_path / "r")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "in\n"
-        before = (tmp_path / "r" / "run.json").read_bytes()
-        for plan in ({"layer": 3}, {"layer": 4}):
-            with pytest.raises(RunFolderError, match="Another process"):
-                RunFolder(tmp_path / "r", plan)
-        assert (tmp_path / "r" / "run.json").read_bytes() == before
-        other.kill()
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "in\n"
+            before = (tmp_path / "r" / "run.json").read_bytes()
+            for plan in ({"layer": 3}, {"layer": 4}):
+                with pytest.raises(RunFolderError, match="Another process"):
+                    RunFolder(tmp_path / "r", plan)
+            assert (tmp_path / "r" / "run.json").read_bytes() == before
+        finally:
+            other.kill()
     first = RunFolder(tmp_path / "r", {"layer": 3})  # the lock went with the process
     again = RunFolder(tmp_path / "r", {"layer": 3})  # and does not keep out its own
     first.add("1", {})
@@ -1197,53 +1344,56 @@ def test_documents_hold_only_what_json_knows() -> None:
 # --- Ctrl-C and several processes -------------------------------------------------------------
 
 
-@pytest.fixture
-def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """A command in a process of its own, ended with the test whatever happens."""
-    running: list[subprocess.Popen[str]] = []
+# The command as it is, but for one method that, called so often, says so and then waits to be interrupted:
+# neither a slow machine nor a quick one changes where Ctrl-C finds it.
+WAITING = """
+import importlib, sys, time
+home, kind, method, times = sys.argv[1:5]
+owner = getattr(importlib.import_module(home), kind)
+work, calls = getattr(owner, method), 0
 
-    def start(*argv: object, **environment: str) -> subprocess.Popen[str]:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "preimage", *map(str, argv)],
-            env=surroundings(environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        running.append(child)
-        return child
+def then_wait(*given):
+    global calls
+    work(*given)
+    calls += 1
+    if calls == int(times):
+        print("now", file=sys.stderr, flush=True)
+        time.sleep(3600)
 
-    yield start
-    for child in running:
-        if child.poll() is None:
+setattr(owner, method, then_wait)
+from preimage.cli import entry
+sys.argv[1:] = sys.argv[5:]
+entry()
+"""
+
+
+def interrupted(home: str, kind: str, method: str, times: int, *argv: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command that gets Ctrl-C after so many calls of a method."""
+    command = [*PYTHON, "-c", WAITING, home, kind, method, str(times), *map(str, argv)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stderr is not None
+            said = child.stderr.readline()
+            assert said == "now\n", said + child.stderr.read()
+            child.send_signal(signal.SIGINT)
+            stdout, stderr = child.communicate()
+        finally:
             child.kill()
-        child.communicate()
+    return child.returncode, stdout, stderr
 
 
-def interrupt_when(child: subprocess.Popen[str], ready: Callable[[], bool]) -> tuple[str, str]:
-    """Send Ctrl-C as soon as something is so; the output of the child, which must not have ended before."""
-    deadline = time.monotonic() + 60
-    while not ready():
-        assert child.poll() is None, child.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    child.send_signal(signal.SIGINT)
-    return child.communicate(timeout=60)
-
-
-def test_ctrl_c_leaves_a_run_that_continues(
-    started: Any, document: Any, model: str, own_cache: Path, tmp_path: Path
-) -> None:  # C2
-    out, count = tmp_path / "r", 8
+def test_ctrl_c_leaves_a_run_that_continues(document: Any, model: str, tmp_path: Path) -> None:  # C2
+    out, count = tmp_path / "r", 4
     given = ["invert", "--model", model, "--prompts", "random", "--count", count, "--length", 4]
     given += ["--layer", 3, "--method", "brute-force"]
-    child = started(*given, "--out", out, "--json")
-    stdout, stderr = interrupt_when(child, lambda: b"\n" in b"".join(lines_of(out)))
-    assert child.returncode == 130
+    code, stdout, stderr = interrupted(
+        "preimage.results", "RunFolder", "add", 2, *given, "--out", out, "--json"
+    )
+    assert code == 130
     assert json.loads(stdout)["error"]["code"] == "interrupted"
     assert "Traceback" not in stderr
-    kept = [line for line in lines_of(out) if line.endswith(b"\n")]
-    assert 1 <= len(kept) < count
+    kept = lines_of(out)
+    assert len(kept) == 2
     assert json.loads((out / "run.json").read_text())["state"] == "running"
     code, continued = document(*given, "--out", out)
     assert code == 0
@@ -1259,25 +1409,20 @@ def test_ctrl_c_leaves_a_run_that_continues(
     assert json.loads((out / "run.json").read_text())["state"] == "done"
 
 
-def test_ctrl_c_leaves_a_capture_that_continues(
-    started: Any, document: Any, model: str, tmp_path: Path
-) -> None:  # C2
-    out, count = tmp_path / "b", 200
+def test_ctrl_c_leaves_a_capture_that_continues(document: Any, model: str, tmp_path: Path) -> None:  # C2
+    out, count = tmp_path / "b", 40
     given = ["capture", "--model", model, "--prompts", "random", "--count", count, "--length", 64]
     given += ["--layers", "all"]
-    child = started(*given, "--out", out)
-    partial = out / f"{TENSORS}.partial"
-
-    def some_of_it() -> bool:
-        return partial.exists() and partial.stat().st_blocks * 512 > 1 << 18
-
-    stdout, stderr = interrupt_when(child, some_of_it)
-    assert child.returncode == 130
+    partial, writes = out / f"{TENSORS}.partial", 17 * (LAYERS + 2)  # one a prompt and layer
+    code, stdout, stderr = interrupted(
+        "preimage.states.tensor_file", "TensorFileWriter", "write", writes, *given, "--out", out
+    )
+    assert code == 130
     assert stdout == ""
     assert stderr.startswith("preimage: Interrupted.")
     assert not (out / MANIFEST).exists()
     done = json.loads((out / "capture.json").read_text())["done"]
-    assert 0 < done < count
+    assert done in (16, 17)  # in the midst of the 17th
     before = partial.read_bytes()
     code, found = document(*given, "--out", out)
     assert code == 0

@@ -21,6 +21,7 @@ from preimage.layers import Layer
 from preimage.models import LanguageModel, Prefix
 from preimage.report import margin_figure
 from preimage.results import Inversion, Position, Positions
+from preimage.states import SAFETY
 from tiny import VOCABULARY, build, random_ids, tiny
 
 
@@ -173,7 +174,8 @@ def test_padding_changes_no_score() -> None:
     valid = torch.arange(12)[None] < 7
     one = proposer.read(short, valid[:, :7]).scores(torch.arange(7))
     other = proposer.read(padded, valid).scores(torch.arange(7))
-    assert torch.allclose(one, other, atol=1e-4)
+    largest = float(one.abs().max())  # the sums of a row are added in another order, in float32
+    assert torch.allclose(one, other, rtol=0, atol=1e-4 * largest)
 
 
 def test_without_text_the_prior_counts_nothing() -> None:
@@ -203,7 +205,7 @@ def test_readings_add_up_and_their_pieces_agree() -> None:
         [keys[int(b)].keys @ q + keys[int(b)].bias for q, b in zip(queries, book, strict=True)]
     )
     expected = expected + queries @ keys[2].keys.T + keys[2].bias
-    assert torch.allclose(reading.scores(rows), expected, atol=1e-5)
+    assert torch.allclose(reading.scores(rows), expected, atol=1e-4)
     assert torch.equal(reading.best().flatten(), expected.argmax(dim=1))
     assert torch.equal(reading.order(1, 2), expected[5].argsort(descending=True))
     assert reading.top(1, 0, 3) == expected[3].argsort(descending=True)[:3].tolist()
@@ -234,9 +236,11 @@ def test_a_proof_finds_the_exact_margin(architecture: str) -> None:
         states = model.states(rows, (2,))[2][:, -1].double()
         apart = (states - states[prompt[index]]).norm(dim=1)
         apart[prompt[index]] = torch.inf
-        assert position.margin == pytest.approx(float(apart.min()), rel=1e-4)
+        noise = 2 * SAFETY * found.noise_floor * float(states.norm(dim=1).max())
+        assert position.margin == pytest.approx(float(apart.min()), rel=0, abs=noise)
+        assert noise < 0.01 * position.margin
         assert position.runner_up_id == int(apart.argmin())
-        assert position.tolerated_noise == pytest.approx(float(apart.min()) / 2, rel=1e-4)
+        assert position.tolerated_noise == position.margin / 2
     assert found.margin == min(position.margin for position in found.positions if position.margin is not None)
     assert found.tests == 6 * VOCABULARY
     figure = margin_figure(found, str)

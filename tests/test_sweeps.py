@@ -20,12 +20,20 @@ from preimage.bench import bench_geometry
 from preimage.cli import main
 from preimage.distances import PairScan, norms, row_distances, same_rows
 from preimage.errors import BundleError, OptionError, PromptError
-from preimage.geometry import GeometryOptions, Quantiser, measure_geometry, propagate, sweep_geometry
+from preimage.geometry import (
+    GeometryOptions,
+    Quantiser,
+    measure_geometry,
+    propagate,
+    sweep_geometry,
+    sweeping,
+)
 from preimage.geometry.layer import measure_subsets
 from preimage.geometry.prompt_distances import PromptDistances
 from preimage.geometry.quantisers import GRANULARITIES
 from preimage.layers import parse_layers
 from preimage.models import LanguageModel
+from preimage.models.doubling import double_copy, in_double
 from preimage.prompts import PromptOptions, gather
 from preimage.report import length_figure, save_figures
 from preimage.results import Geometry, read_json
@@ -65,7 +73,7 @@ def carried_by_hooks(
     blocks = model.anatomy.blocks
     handles = [blocks[0].register_forward_pre_hook(enter, with_kwargs=True)]
     handles += [block.register_forward_hook(leave(number)) for number, block in enumerate(blocks, start=1)]
-    with torch.no_grad():
+    with torch.no_grad(), in_double():
         final = model.anatomy.backbone(torch.tensor(ids), use_cache=False).last_hidden_state
         store("final", final)
     for handle in handles:
@@ -76,7 +84,7 @@ def carried_by_hooks(
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("granularity", ["layer", "channel", "vector"])
 def test_every_block_sees_what_was_stored(name: str, granularity: str) -> None:
-    model = tiny(name)
+    model = double_copy(tiny(name))
     ids = [random_ids(9, seed) for seed in range(12)]
     quantiser = Quantiser(5, granularity)
     expected = carried_by_hooks(model, ids, quantiser)
@@ -84,22 +92,19 @@ def test_every_block_sees_what_was_stored(name: str, granularity: str) -> None:
     found = propagate(model, ids, quantiser, layers)
     assert list(found) == list(layers)
     for layer in layers:
-        # a block entered alone and one inside a pass round a last bit differently, and a code may tip over
-        apart = (found[layer].codes != expected[layer]).double().mean()
-        assert float(apart) < 0.01, layer
-    assert torch.equal(found[0].codes, expected[0])
+        # in float32 a block entered alone and one inside a pass differ in last bits, and a code may tip over
+        assert torch.equal(found[layer].codes, expected[layer]), layer
 
 
 def test_mixed_lengths_are_carried_on_prompt_by_prompt() -> None:
     """With steps of its own a vector does not see the others, so a prompt alone gives the same codes."""
-    model, quantiser = tiny("gpt2"), Quantiser(6, "vector")
+    model, quantiser = double_copy(tiny("gpt2")), Quantiser(6, "vector")
     ids = [random_ids(length, length) for length in (5, 3, 5, 8)]
     together = propagate(model, ids, quantiser, [2, "final"])
     for row, prompt in enumerate(ids):
         alone = propagate(model, [prompt], quantiser, [2, "final"])
         for layer in (2, "final"):
-            same = alone[layer].codes[0] == together[layer].codes[row]
-            assert float(same.double().mean()) > 0.98
+            assert torch.equal(alone[layer].codes[0], together[layer].codes[row])
 
 
 def test_many_bits_carried_on_change_little_and_few_bits_change_more() -> None:
@@ -220,7 +225,9 @@ def test_a_sweep_needs_equally_many_prompts(tmp_path: Path) -> None:
         sweep_geometry([], "random")
 
 
-def test_the_command_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_sweeps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("llama", "gpt2"):
         build(name).save_pretrained(tmp_path / name)
     models = f"{tmp_path / 'llama'},{tmp_path / 'gpt2'}"
@@ -236,17 +243,61 @@ def test_the_command_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(given) == 0  # continued: everything is there
     assert "6-tokens" in capsys.readouterr().out
     single = [*given[:2], str(tmp_path / "gpt2"), *given[3:8], "8", "--propagate", "--json"]
+    loaded: list[object] = []
+
+    def load(given: str | LanguageModel, **options: str) -> LanguageModel:
+        if isinstance(given, str):
+            loaded.append(given)
+        return preimage.load(given, **options)
+
+    monkeypatch.setattr(sweeping, "load", load)
     assert main([*single, "--out", str(tmp_path / "one")]) == 0
     capsys.readouterr()
-    drawn = {f"{name}.html" for name in ("layers", "lengths", "depth", "quantised", "near-collisions")}
-    assert drawn | {"run.json", "items.jsonl", "layers.parquet"} <= {
+    assert len(loaded) == 1
+    drawn = {f"{name}.html" for name in ("layers", "depth", "quantised", "near-collisions")}
+    assert drawn | {"run.json", "items.jsonl", "layers.parquet"} == {
         path.name for path in (tmp_path / "one").iterdir()
-    }
+    }  # nothing about lengths that were not asked for
     assert main([*single, "--out", str(tmp_path / "one")]) == 0  # continued: everything is there
     capsys.readouterr()
     for wrong in (["--length", "x"], ["--dtype", "float32,x"], ["--figures", "gif"], ["--subsets", "1"]):
         assert main([*given[:7], *wrong, "--json"]) == 2
         assert set(json.loads(capsys.readouterr().out)["error"]) == {"code", "message", "hint"}
+
+
+def test_unexplained_collisions_are_exit_code_1_and_others_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As everywhere: what the model's structure or fewer bits make collide is a measurement."""
+    module = build("llama")
+    module.save_pretrained(tmp_path / "llama")
+    with torch.no_grad():
+        module.model.norm.weight.zero_()  # every state at "final" is 0
+    module.save_pretrained(tmp_path / "flat")
+    prompts = tmp_path / "p.jsonl"
+    rows = [random_ids(6, seed) for seed in range(9)] + [[7, 7], [7, 7, 7]]
+    prompts.write_text("".join(json.dumps({"token_ids": row}) + "\n" for row in rows))
+
+    def run(model: str, *more: str) -> tuple[int, str]:
+        given = ["geometry", "--model", str(tmp_path / model), "--prompts", str(prompts), "--bits", "2"]
+        code = main([*given, "--device", "cpu", "--no-bos", *more])
+        return code, capsys.readouterr().out
+
+    code, out = run("llama", "--json")
+    found = Geometry.from_dict(json.loads(out))
+    assert (code, found.unexplained) == (0, 0)
+    assert found.layers[0].collisions > 0  # the same last token
+    assert sum(one.collisions for one in found.quantised[2].layers.values()) > 0
+    code, out = run("flat", "--layers", "2,final", "--json")
+    layers, pairs = json.loads(out)["layers"], len(rows) * (len(rows) - 1) // 2
+    assert (code, layers["2"]["unexplained"]) == (1, 0)
+    assert (layers["final"]["collisions"], layers["final"]["unexplained"]) == (pairs, pairs - 1)
+    assert "layer final: 54 collisions in full precision, UNEXPLAINED" in run("flat")[1]
+    states = preimage.capture(preimage.load(tmp_path / "flat"), rows[:9], "0,final", positions="last")
+    states.save(tmp_path / "bundle")
+    assert main(["geometry", str(tmp_path / "bundle"), "--bits", "none"]) == 1
+    assert main(["collisions", "--model", str(tmp_path / "flat"), "--prompts", str(prompts), "--no-bos",
+                 "--layers", "final", "--hard-bases", "0"]) == 1  # fmt: skip
 
 
 def test_the_bench_times_both_sides() -> None:

@@ -7,6 +7,7 @@ block k, and "final" is what leaves the last norm. (``hidden_states[-1]`` of tra
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Literal, TypeAlias
 
 from preimage.errors import LayerError
@@ -26,10 +27,11 @@ def parse_layers(spec: LayerSpec, n_layers: int) -> tuple[Layer, ...]:
     parts: list[int | str]
     if isinstance(spec, str):
         parts = [part.strip() for part in spec.split(",")]
-    elif isinstance(spec, int):
-        parts = [spec]
     else:
-        parts = list(spec)
+        try:
+            parts = list(spec)  # type: ignore[arg-type]  # one layer, or what is none, cannot be listed
+        except TypeError:
+            parts = [spec]  # type: ignore[list-item]  # the same
     if not parts:
         raise LayerError("No layer was given.", _allowed(n_layers))
     found: set[Layer] = set()
@@ -48,11 +50,13 @@ def parse_layer(spec: int | str, n_layers: int) -> Layer:
 
 
 def _parse_one(part: int | str, n_layers: int) -> list[Layer]:
+    if not isinstance(part, str):
+        return [_number(part, part, n_layers)]
     if part == "final":
         return ["final"]
     if part == "all":
         return [*range(n_layers + 1), "final"]
-    if isinstance(part, str) and part.count("-") == 1 and not part.startswith("-"):
+    if part.count("-") == 1 and not part.startswith("-"):
         low, high = (_number(end, part, n_layers) for end in part.split("-"))
         if low > high:
             raise LayerError(f"Layer range {part!r} runs backwards.", _allowed(n_layers))
@@ -61,10 +65,14 @@ def _parse_one(part: int | str, n_layers: int) -> list[Layer]:
 
 
 def _number(text: int | str, given: int | str, n_layers: int) -> int:
-    is_number = not isinstance(text, bool) and (isinstance(text, int) or text.strip().isdecimal())
+    is_number = text.strip().isdecimal() if isinstance(text, str) else _is_whole(text)
     if not is_number or not 0 <= int(text) <= n_layers:
         raise LayerError(f"There is no layer {given!r}.", _allowed(n_layers))
     return int(text)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)  # numpy's integers too
 
 
 def _allowed(n_layers: int) -> str:

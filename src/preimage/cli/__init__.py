@@ -1,7 +1,8 @@
 """The command line: parse, call the library, print.
 
 Exit codes: 0 done; 1 done, and something was not recovered, an unexplained collision was found or a statement
-of the theory does not hold; 2 bad input; 130 interrupted, resumable. 70 is a bug in preimage itself.
+of the theory does not hold; 2 bad input, or an output that cannot be written; 130 interrupted, resumable. 70
+is a bug in preimage itself, 141 means that whoever read stdout closed it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import io
 import sys
 from collections.abc import Sequence
 
-DONE, NOT_RECOVERED, BAD_INPUT, BUG, INTERRUPTED = 0, 1, 2, 70, 130
+DONE, NOT_RECOVERED, BAD_INPUT, BUG, INTERRUPTED, GONE = 0, 1, 2, 70, 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:

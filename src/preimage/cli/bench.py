@@ -94,13 +94,14 @@ def inversion(
         return
     for layer, row in result["layers"].items():
         print_lines(
-            f"layer {layer}: {row['exact']} of {row['prompts']} exact, "
-            f"median {row['ratio_to_forward']:.2f} forward passes (worst {row['worst_ratio']:.1f})"
+            f"layer {layer}: {row['exact']} of {row['prompts']} exact ({_counted(row['statuses'])}), "
+            f"median {row['ratio_to_forward']:.2f} forward passes (worst {row['worst_ratio']:.1f}), "
+            f"set-up {row['setup_seconds']:.1f} s"
         )
         if "speedup_over_sipit" in row:
             print_lines(
-                f"  {row['speedup_over_sipit']:.0f} times SIPIT at its published cost, "
-                f"{row['speedup_over_cached_sipit']:.0f} times SIPIT on the prefix cache"
+                f"  {_times(row['speedup_over_sipit'])} SIPIT at its published cost, "
+                f"{_times(row['speedup_over_cached_sipit'])} SIPIT on the prefix cache"
             )
 
 
@@ -135,8 +136,9 @@ def throughput(
         return
     for layer, row in result["layers"].items():
         print_lines(
-            f"layer {layer}: {row['exact']} of {row['prompts']} exact, {row['misses']} misses, "
-            f"{row['fraction_of_forward']:.3f} of the throughput of plain forward passes"
+            f"layer {layer}: {row['exact']} of {row['prompts']} exact ({_counted(row['statuses'])}), "
+            f"{row['misses']} misses, {row['fraction_of_forward']:.3f} of the throughput of plain forward "
+            f"passes, set-up {row['setup_seconds']:.1f} s"
         )
 
 
@@ -198,6 +200,14 @@ def geometry(
         print_lines(
             f"co-Lipschitz over margin: {result['colipschitz_over_margin']:.2f}, worst {result['worst']:.2f}"
         )
+
+
+def _counted(statuses: dict[str, int]) -> str:
+    return ", ".join(f"{number} {status}" for status, number in statuses.items())
+
+
+def _times(speedup: float | None) -> str:
+    return "not comparable (no token verified in time) with" if speedup is None else f"{speedup:.0f} times"
 
 
 def _check_layers(model: str, layers: str) -> None:

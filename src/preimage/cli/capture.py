@@ -90,6 +90,8 @@ def _from_tensor(path: Path, layer: str | None, key: str | None, model: str, out
             f"{path.name} holds states {states.d_model} wide, those of {model} are {known.d_model}.",
             "Name the model that made them with --model.",
         )
+    if known is not None:
+        states.require_sizes(model, known.d_model, known.max_length)
     states.save(out)
     _report(states, out, json)
 

@@ -41,9 +41,10 @@ def demo(json: Json = False) -> int:
         found = preimage.invert(model, states, layer=layer, progress=progress)
     rows: list[dict[str, Any]] = []
     for text, ids, result in zip(_PROMPTS, states.token_ids or (), found, strict=True):
-        truth = {"original": text, "exact": result.token_ids == ids}
+        exact = result.status == "recovered" and result.token_ids == ids
+        truth = {"original": text, "exact": exact}
         rows.append(truth | {"ratio_to_forward": _ratio(model, ids, result.seconds)} | result.to_dict())
-    exact = sum(row["exact"] for row in rows)
+    right = sum(row["exact"] for row in rows)
     if json:
         document = {"schema": SCHEMA, "command": "demo", "model": model.identity.to_dict()}
         print_json(document | {"results": rows})
@@ -59,10 +60,10 @@ def demo(json: Json = False) -> int:
         )  # fmt: skip
         took = time.perf_counter() - started
         print_lines(
-            f"{exact} of {len(rows)} exact. The last column: the cost in plain forward passes over the same "
+            f"{right} of {len(rows)} exact. The last column: the cost in plain forward passes over the same "
             f"prompt. {took:.0f} s in all, most of it loading."
         )
-    return DONE if exact == len(rows) else NOT_RECOVERED
+    return DONE if right == len(rows) else NOT_RECOVERED
 
 
 def _ratio(model: LanguageModel, ids: tuple[int, ...], seconds: float) -> float:

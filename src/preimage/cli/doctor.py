@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
+import tempfile
 from importlib import metadata
+from pathlib import Path
 
 from preimage.cli import DONE, NOT_RECOVERED
 from preimage.cli.arguments import Json
@@ -14,7 +18,7 @@ from preimage.schema import SCHEMA
 
 def doctor(json: Json = False) -> int:
     """Say what this machine has, what is missing, and what to do about it."""
-    checks = [_python(), *_packages(), _device(), _cache(), _default_model(), *_extras()]
+    checks = [_python(), *_packages(), _device(), *_half_precision(), _cache(), _default_model(), *_extras()]
     if json:
         rows = [dict(zip(("check", "ok", "found"), check, strict=True)) for check in checks]
         print_json({"schema": SCHEMA, "command": "doctor", "checks": rows})
@@ -26,8 +30,6 @@ def doctor(json: Json = False) -> int:
 
 
 def _python() -> tuple[str, bool, str]:
-    import sys
-
     return "python", sys.version_info >= (3, 11), platform.python_version()
 
 
@@ -59,14 +61,39 @@ def _device() -> tuple[str, bool, str]:
     return "device", True, f"cpu, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
 
 
+def _half_precision() -> list[tuple[str, bool, str]]:
+    """Whether torch survives a bfloat16 product, where the processor says that it has AMX.
+
+    Some virtual machines advertise it and then refuse its instructions: the process dies of that.
+    """
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:  # not Linux
+        return []
+    if "amx_bf16" not in flags:
+        return []
+    product = "import torch; one = torch.ones(64, 64, dtype=torch.bfloat16); one @ one"
+    done = subprocess.run([sys.executable, "-c", product], capture_output=True, check=False)
+    if done.returncode == 0:
+        return [("extra bfloat16", True, "works")]
+    said = "crashes: this machine advertises AMX and refuses it; set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16"
+    return [("extra bfloat16", False, said)]
+
+
 def _cache() -> tuple[str, bool, str]:
     from preimage.models import cache_folder
 
     folder = cache_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if os.access(existing, os.W_OK):
-        return "cache", True, str(folder)
-    return "cache", False, f"{folder} cannot be written; set PREIMAGE_CACHE to a folder that can"
+    parts = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    try:
+        for place in (existing, *parts):  # tried, because permissions do not tell of disks that are full
+            with tempfile.TemporaryFile(dir=place) as file:
+                file.write(b"?" * 4096)
+    except OSError as error:
+        hint = "set PREIMAGE_CACHE to a folder that can"
+        return "cache", False, f"{folder} cannot be written ({error.strerror}); {hint}"
+    return "cache", True, str(folder)
 
 
 def _default_model() -> tuple[str, bool, str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from preimage.cli import DONE, NOT_RECOVERED
 from preimage.cli.arguments import Bos, Count, Device, Figures, Json, Seed, Source, Texts, many_prompts
 from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
 from preimage.errors import OptionError
@@ -17,9 +18,6 @@ from preimage.schema import SCHEMA
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from preimage.geometry import GeometryOptions
-    from preimage.progress import Progress
-    from preimage.prompts import PromptOptions
     from preimage.results import Geometry, GeometrySweep
 
 
@@ -53,7 +51,7 @@ def geometry(
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16, float16; or several.")] = "float32",
     device: Device = "auto",
     json: Json = False,
-) -> None:
+) -> int:
     """Margins, co-Lipschitz constants and near-collisions, layer by layer, in full and in few bits.
 
     Lists of models, lengths, dtypes, granularities or ranges give a sweep: every combination, one table.
@@ -93,7 +91,7 @@ def geometry(
         with progress_bar() as progress:
             found = preimage.measure_geometry(states, options=options, device=on, out=out, progress=progress)
         _finish(found, states.model, out, formats, json)
-        return
+        return _exit_code([found])
     source, count = many_prompts(text, prompts, count)
     chosen = PromptOptions(count=count, seed=seed, bos=bos)
     models = _listed(model)
@@ -103,43 +101,16 @@ def geometry(
             quantisers=quantisers, layers=layers, prompts=chosen, options=options, device=device, out=out,
             progress=progress,
         )  # fmt: skip
-        if len(sweep.runs) == 1:
-            shorter = None
-            if out is not None and source is not None and not text:
-                shorter = _shorter(sweep, str(source), chosen, options, device, out, progress)
     if len(sweep.runs) == 1:
-        _finish(sweep.runs[0].geometry, sweep.runs[0].identity, out, formats, json, shorter)
+        _finish(sweep.runs[0].geometry, sweep.runs[0].identity, out, formats, json)
     else:
         _finish_sweep(sweep, out, formats, json)
+    return _exit_code(run.geometry for run in sweep.runs)
 
 
-def _shorter(
-    sweep: GeometrySweep,
-    source: str,
-    prompts: PromptOptions,
-    options: GeometryOptions,
-    device: str,
-    out: Path,
-    progress: Progress,
-) -> dict[str, dict[int, Geometry]] | None:
-    """The last layer at a quarter and at half of the length as well, for the figure of lengths."""
-    from preimage.errors import PromptError
-    from preimage.geometry import sweep_geometry
-
-    (run,) = sweep.runs
-    last, whole = list(run.geometry.layers.values())[-1], run.geometry.length
-    if whole is None or whole < 8:
-        return None
-    try:
-        more = sweep_geometry(
-            [run.setting.model], source, lengths=(whole // 4, whole // 2), dtypes=(run.setting.dtype,),
-            layers=[last.layer], prompts=prompts, options=replace(options, bits=(None,)), device=device,
-            out=out / "shorter", progress=progress,
-        )  # fmt: skip
-    except PromptError:  # not as many at that length
-        return None
-    found = {one.setting.length or 0: one.geometry for one in more.runs} | {whole: run.geometry}
-    return {run.setting.model: found} if len({shape.prompts for shape in found.values()}) == 1 else None
+def _exit_code(found: Iterable[Geometry]) -> int:
+    """Fewer bits are meant to collide; collisions in full precision that nothing explains are not."""
+    return NOT_RECOVERED if any(shape.unexplained for shape in found) else DONE
 
 
 def _finish(
@@ -148,18 +119,23 @@ def _finish(
     out: Path | None,
     formats: tuple[str, ...],
     json: bool,
-    by_length: dict[str, dict[int, Geometry]] | None = None,
 ) -> None:
-    from preimage.report import length_figure, save_figures
+    from preimage.report import save_figures
 
     if out is not None:
-        lengths = {"lengths": length_figure(by_length)} if by_length else {}
-        save_figures(_figures(found) | lengths, out, formats)
+        save_figures(_figures(found), out, formats)
     if json:
         print_json({"schema": SCHEMA, "command": "geometry", "model": model, **found.to_dict()})
         return
     for name, rows in _tables(found).items():
         print_table(name, _COLUMNS, rows)
+    _show_unexplained("", found)
+
+
+def _show_unexplained(name: str, found: Geometry) -> None:
+    for layer, one in found.layers.items():
+        if one.unexplained:
+            print_lines(f"{name}layer {layer}: {one.unexplained} collisions in full precision, UNEXPLAINED")
 
 
 def _finish_sweep(sweep: GeometrySweep, out: Path | None, formats: tuple[str, ...], json: bool) -> None:
@@ -181,6 +157,7 @@ def _finish_sweep(sweep: GeometrySweep, out: Path | None, formats: tuple[str, ..
         for name, rows in _tables(run.geometry).items():
             last = rows[-1:]
             print_table(f"{run.setting.name}: {name}", _COLUMNS, last)
+        _show_unexplained(f"{run.setting.name}: ", run.geometry)
     if out is not None:
         print_lines(f"All layers: {out / 'sweep.parquet'}")
 

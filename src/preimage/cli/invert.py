@@ -23,7 +23,7 @@ from preimage.cli.arguments import (
     Texts,
 )  # fmt: skip
 from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
-from preimage.errors import BundleError, OptionError, StatesError
+from preimage.errors import BundleError, OptionError
 from preimage.manifest import read_manifest
 from preimage.schema import SCHEMA
 
@@ -132,11 +132,7 @@ def _check_early(name: str, choice: PromptChoice, layer: str | None, states: Sta
     if states is None:
         choice.token_ids(known)
         return
-    if states.d_model != known.d_model:
-        raise StatesError(
-            f"These states are {states.d_model} wide, those of {name} are {known.d_model}.",
-            "Use the model that made them.",
-        )
+    states.require_sizes(name, known.d_model, known.max_length)
     if wanted is not None:
         states.require_finite(wanted)
 

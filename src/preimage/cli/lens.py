@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,6 +50,7 @@ def train(
         parse_layer(layer, known.n_layers)
     loaded = preimage.load(model, dtype=dtype, device=device)
     at = parse_layer(layer, loaded.n_layers)
+    options = replace(options, length=min(options.length, loaded.max_length or options.length))
     path = out or default_path(loaded, at)
     checkpoint = path.with_name(path.name + ".checkpoint")
     with progress_bar() as progress:
@@ -61,7 +63,7 @@ def train(
     if json:
         print_json({"schema": SCHEMA, "command": "lens train", **document})
     else:
-        print_lines(f"lens for layer {at} in {path}", *(f"  {kind}: {row}" for kind, row in ranks.items()))
+        print_lines(f"lens for layer {at} in {path}", *_held_out(ranks))
 
 
 @app.command("list")
@@ -93,5 +95,26 @@ def info(path: Annotated[Path, typer.Argument(help="A lens file.")], json: Json 
     }  # fmt: skip
     if json:
         print_json({"schema": SCHEMA, "command": "lens info", **about})
-    else:
-        print_lines(*(f"{key}: {value}" for key, value in about.items()))
+        return
+    print_lines(
+        f"file: {lens.path}",
+        f"model: {lens.model}, weights {lens.weight_hash}",
+        f"layer: {lens.layer}",
+        f"shape: {_listed(lens.shape.to_dict())}",
+        f"training: {_listed(lens.training)}",
+        *_held_out(lens.ranks),
+    )
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
+
+
+def _held_out(ranks: dict[str, dict[str, float]]) -> list[str]:
+    """Shares of held-out tokens by the rank the lens gives them, a line a kind of text."""
+    return [
+        f"held-out {kind}: {row['rank0']:.2%} named first, {row['within8']:.2%} within 8, "
+        f"{row['within64']:.2%} within 64, worst rank {row['worst']:.0f}; "
+        f"first position {row['first']:.2%} named first"
+        for kind, row in ranks.items()
+    ]

@@ -3,40 +3,52 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
+from contextlib import redirect_stdout, suppress
+from typing import TextIO, cast
 
 import typer
 from typer.exceptions import TyperException
 
-from preimage.cli import BAD_INPUT, BUG, DONE, INTERRUPTED
+from preimage.cli import BAD_INPUT, BUG, DONE, GONE, INTERRUPTED
 from preimage.cli.app import app
-from preimage.cli.terminal import print_json, printable
+from preimage.cli.terminal import OutputError, Stdout, print_json, printable
 from preimage.errors import PreimageError
 
-_NOISY = ("httpx", "httpx2", "transformers", "filelock", "urllib3", "datasets")
+_NOISY = ("httpx", "httpx2", "transformers", "filelock", "urllib3", "datasets", "torch.utils._pytree")
 
 
 def run(argv: list[str]) -> int:
     """Run the command in ``argv``; nothing but the documented exit codes comes back."""
+    if sys.stdout is None:
+        return _cannot_write("it is closed")
+    stdout = sys.stdout
+    try:
+        with redirect_stdout(cast(TextIO, Stdout(stdout))):
+            code = _command(argv or ["--help"])
+            sys.stdout.flush()
+        return code
+    except OutputError as error:
+        _let_go(stdout)
+        if isinstance(error.reason, BrokenPipeError):  # whoever read it has seen enough
+            return GONE
+        return _cannot_write(error.reason.strerror or str(error.reason))
+
+
+def _command(argv: list[str]) -> int:
     as_json = "--json" in argv
-    argv = argv or ["--help"]
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    for noisy in (
-        "httpx",
-        "httpx2",
-        "transformers",
-        "filelock",
-        "urllib3",
-        "datasets",
-        "torch.utils._pytree",
-    ):
+    for noisy in _NOISY:
         logging.getLogger(noisy).setLevel(logging.ERROR)
     try:
         code = app(args=argv, prog_name="preimage", standalone_mode=False)
         if code == INTERRUPTED:  # typer makes this of Ctrl-C, and says nothing
             raise KeyboardInterrupt
         return code if isinstance(code, int) else DONE
+    except OutputError:
+        raise
     except PreimageError as error:
         return _fail(as_json, BAD_INPUT, error.to_dict())
     except TyperException as error:  # an unknown option, a missing argument
@@ -58,6 +70,26 @@ def _fail(as_json: bool, code: int, error: dict[str, str]) -> int:
     if as_json:
         print_json({"error": error})
     else:
-        line = f"preimage: {error['message']} {error['hint']}".rstrip()
-        print(printable(line), file=sys.stderr)
+        _say(error["message"], error["hint"])
     return code
+
+
+def _cannot_write(reason: str) -> int:
+    _say(f"stdout cannot be written: {reason}.", "Give it another place; what --out keeps is kept.")
+    return BAD_INPUT
+
+
+def _say(message: str, hint: str) -> None:
+    """One line on stderr, where there is one."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(printable(f"preimage: {message} {hint}".rstrip()), file=sys.stderr, flush=True)
+
+
+def _let_go(stdout: TextIO) -> None:
+    """Python writes what is left at its end, and would complain once more: that goes nowhere."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stdout.fileno())
+        os.close(nowhere)
+        stdout.flush()

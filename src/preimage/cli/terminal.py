@@ -6,7 +6,7 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -17,15 +17,39 @@ from rich.text import Text
 from preimage.progress import Progress
 from preimage.results import dumps
 
-_HIDDEN = {
-    "Cc",
-    "Cf",
-    "Cs",
-    "Co",
-    "Cn",
-    "Zl",
-    "Zp",
-}  # control, format (bidi), surrogates, separators
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, format (bidi), surrogates, separators
+
+
+class OutputError(Exception):
+    """Stdout cannot be written; ``reason`` is the system's error."""
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+class Stdout:
+    """Stdout whose errors are known as such: they are no OSError that something else might have had."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, or raise OutputError."""
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            raise OutputError(error) from error
+
+    def flush(self) -> None:
+        """Have everything written, or raise OutputError."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            raise OutputError(error) from error
 
 
 def printable(text: str) -> str:
@@ -60,7 +84,7 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 def progress_bar() -> Iterator[Progress]:
     """A bar on stderr where that is a terminal, nothing otherwise."""
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if sys.stderr is None or not console.is_terminal:
         yield lambda done, total, note: None
         return
     columns = (

@@ -62,7 +62,7 @@ def trajectory(
         print_json({"schema": SCHEMA, "command": "trajectory", **found.to_dict()})
     else:
         _show(found)
-    return NOT_RECOVERED if any(at.collisions for at in found.checkpoints) else DONE
+    return NOT_RECOVERED if any(at.geometry.unexplained for at in found.checkpoints) else DONE
 
 
 def _size(given: str) -> str | tuple[int, ...]:

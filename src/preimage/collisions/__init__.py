@@ -23,4 +23,4 @@ _HOMES = {
 __all__ = ["CollisionOptions", "closest_prompts", "find_collisions", "scan_continuations", "sweep_lengths"]
 
 
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -26,7 +26,7 @@ __all__ = [
     "train_trajectory",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "GeometryOptions": "options",

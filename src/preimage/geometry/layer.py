@@ -57,6 +57,7 @@ def measure_layer(
         intrinsic_dimension=_intrinsic_dimension(ratios),
         quantised=report,
         subsets=subsets,
+        unexplained=0 if report is None else None,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from preimage.collisions import find_collisions
 from preimage.distances import same_rows
 from preimage.errors import OptionError, PromptError
 from preimage.geometry.layer import measure_layer, measure_subsets
@@ -129,6 +130,8 @@ class _Layers:
         x = self._states.last(layer).to(self._device)
         subsets = measure_subsets(x, self.prompts, self._options)
         full = measure_layer(layer, x, self.prompts, self._options, subsets=subsets)
+        if full.collisions:
+            full = replace(full, unexplained=self._unexplained(layer, x))
         found: dict[int | None, LayerGeometry] = {None: full}
         for bits in self._options.bits:
             if bits is None:
@@ -145,6 +148,21 @@ class _Layers:
             same = same_rows((codes if grid.shared else values).double())
             found[bits] = measure_layer(layer, values, self.prompts, self._options, same, report)
         return found
+
+    def _unexplained(self, layer: Layer, x: Float[Tensor, "row d"]) -> int:
+        """How many pairs of equal states no structure explains, by the search for collisions itself."""
+        ids = self._states.token_ids
+        assert ids is not None
+        groups: dict[int, list[tuple[int, ...]]] = {}
+        for row, first in enumerate(same_rows(x).tolist()):
+            groups.setdefault(first, []).append(ids[row])
+        if layer == 0:  # that of the last token, and its place
+            groups = {first: some for first, some in groups.items() if len({row[-1] for row in some}) > 1}
+        alike = [some for some in groups.values() if len(some) > 1]
+        if self._model is None or not alike:
+            return sum(len(some) * (len(some) - 1) // 2 for some in alike)
+        prompts = [row for some in alike for row in some]
+        return find_collisions(self._model, prompts, [layer], hard_bases=0).unexplained
 
     def _stored(self, layer: Layer, x: Float[Tensor, "row d"], bits: int) -> Stored:
         quantiser = replace(self._options.quantiser, bits=bits)

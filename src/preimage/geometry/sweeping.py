@@ -46,6 +46,8 @@ def sweep_geometry(
     if not (models and lengths and dtypes) or quantisers == ():
         raise OptionError("A sweep over nothing.", "Give at least one model, length, dtype and quantiser.")
     chosen = options or GeometryOptions()
+    if len(models) == len(dtypes) == 1 and isinstance(models[0], str) and read_preview(models[0]) is None:
+        models = [load(models[0], dtype=dtypes[0], device=device)]  # once, for its sizes and for the states
     sets = _gather(models, source, lengths, layers, prompts or PromptOptions(), device)
     runs: list[SweptGeometry] = []
     kinds = quantisers or (chosen.quantiser,)

@@ -16,7 +16,8 @@ from preimage.geometry.options import GeometryOptions
 from preimage.geometry.training import Training
 from preimage.geometry.training_text import TrainingText, prepare_text
 from preimage.geometry.trajectory_options import TrajectoryOptions, checkpoint_steps
-from preimage.models import LanguageModel, new_model, parse_size, save_model, snapshot
+from preimage.models import LanguageModel, new_model, parse_size, save_model
+from preimage.models.doubling import double_copy
 from preimage.models.loading import parse_device
 from preimage.progress import Progress, silent
 from preimage.results import Checkpoint, RunFolder, Trajectory, write_text
@@ -38,7 +39,8 @@ def train_trajectory(
     """Train a small model from scratch and measure its geometry at log-spaced steps.
 
     Trains on the default corpus, or on ``texts``, one a document, whose last quarter is held out. At every
-    checkpoint the weights as they are go over the same probes in float64, so that no margin is rounding.
+    checkpoint the weights as they are go over the same probes in float64 from end to end
+    (``models/doubling.py``), so that no margin is rounding.
     With ``out`` every checkpoint is kept in that run folder, calling again continues, and the trained model
     is written to ``out``/model, from where ``preimage.load`` opens it.
     """
@@ -90,9 +92,8 @@ def _checkpoint(
 ) -> Checkpoint:
     """What the model is at this step."""
     recent = training.losses[before : training.step]
-    states = capture(
-        snapshot(training.model, torch.float64), text.probes, positions="last", batch_tokens=_BATCH_TOKENS
-    )
+    model = double_copy(training.model)
+    states = capture(model, text.probes, positions="last", batch_tokens=_BATCH_TOKENS)
     assert states.model is not None
     assert states.noise_floor is not None
     return Checkpoint(
@@ -101,7 +102,7 @@ def _checkpoint(
         held_out_loss=training.loss(text.held_out),
         weight_hash=states.model["weight_hash"],
         noise_floor=max(states.noise_floor.values()),
-        geometry=measure_geometry(states, options=geometry, device=device),
+        geometry=measure_geometry(states, options=geometry, model=model, device=device),
     )
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["METHODS", "InvertOptions", "Method", "invert"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {"METHODS": "options", "InvertOptions": "options", "Method": "options", "invert": "inverting"},
 )

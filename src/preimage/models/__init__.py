@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         new_model,
         parse_size,
         save_model,
-        snapshot,
         train_tokenizer,
     )
 
@@ -41,13 +40,12 @@ __all__ = [
     "parse_size",
     "read_preview",
     "save_model",
-    "snapshot",
     "states_of_branches",
     "tensor_bytes",
     "train_tokenizer",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "ALIASES": "aliases",
@@ -67,7 +65,6 @@ __getattr__ = lazy_names(
         "parse_size": "scratch",
         "read_preview": "preview",
         "save_model": "scratch",
-        "snapshot": "scratch",
         "states_of_branches": "branching",
         "tensor_bytes": "identity",
         "train_tokenizer": "scratch",

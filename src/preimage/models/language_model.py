@@ -31,6 +31,9 @@ class LanguageModel:
     is touched.
     """
 
+    # Whether what is measured of it is kept in the user's cache; not of a copy made for one measurement.
+    lasting = True
+
     def __init__(
         self,
         module: nn.Module,

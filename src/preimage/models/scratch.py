@@ -6,7 +6,6 @@ of one size have about the same number of parameters and differ in what makes th
 
 from __future__ import annotations
 
-import copy
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -93,14 +92,6 @@ def new_model(
         module = build(shape, max_length, tokens, end)
     name = f"{family}-{size if isinstance(size, str) else 'x'.join(map(str, shape))}"
     return LanguageModel(module.to(target), tokenizer, name=name)
-
-
-def snapshot(model: LanguageModel, dtype: torch.dtype) -> LanguageModel:
-    """A copy of the model as it is now, in ``dtype``, which further training does not change."""
-    from preimage.models.language_model import LanguageModel
-
-    module = copy.deepcopy(model.module).to(dtype).requires_grad_(False)
-    return LanguageModel(module, model.tokenizer, name=model.name, revision=model.revision)
 
 
 def save_model(model: LanguageModel, folder: Path) -> Path:

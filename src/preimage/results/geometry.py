@@ -61,6 +61,8 @@ class LayerGeometry:
     ``nearest`` ones take the ratio at the prompt's nearest state instead. Normalised values are over the mean
     norm; ``length_colipschitz`` takes d over the prompt length, None where lengths differ. ``collisions``
     counts pairs of equal states (equal codes, where quantised), ``near_collisions`` shares of all pairs.
+    ``unexplained`` are the collisions in full precision that no structure of the model makes; where the model
+    was not there to be asked, all but those of the same last token at layer 0.
     """
 
     layer: Layer
@@ -89,6 +91,7 @@ class LayerGeometry:
     intrinsic_dimension: float | None  # TwoNN
     quantised: StepReport | None = None
     subsets: Subsets | None = None  # in full precision
+    unexplained: int | None = None  # in full precision
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> LayerGeometry:
@@ -127,6 +130,11 @@ class Geometry:
         fields = {name: data[name] for name in ("prompts", "prompt_distance", "options")}
         fields["length"] = data.get("length")
         return cls(**fields, layers=_layers(data["layers"]), quantised=quantised)
+
+    @property
+    def unexplained(self) -> int:
+        """Collisions in full precision, over all layers, that nothing explains."""
+        return sum(found.unexplained or 0 for found in self.layers.values())
 
     @property
     def sets(self) -> dict[str, dict[Layer, LayerGeometry]]:

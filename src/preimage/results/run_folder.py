@@ -1,8 +1,8 @@
 """Run folders: work that can be stopped at any moment and continued.
 
 ``run.json`` holds the plan and, at the end, the results; ``items.jsonl`` has a line for every finished item.
-The same plan continues a folder; another plan is refused, naming the field that differs. One process works in
-a folder at a time.
+The same plan continues a folder; another plan is refused, naming what differs and both values. One process
+works in a folder at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from preimage.errors import RunFolderError
+from preimage.plans import differences
 from preimage.results.files import plain, read_json, write_json, write_table
 from preimage.results.locking import hold
 from preimage.schema import SCHEMA
@@ -70,13 +71,11 @@ class RunFolder:
 
     def _continue(self) -> None:
         saved = read_json(self.path / _RUN)
-        for field, value in self.plan.items():
-            if saved.get(field) != value:
-                raise RunFolderError(
-                    f"{self.path} was begun with another {field}: {_short(saved.get(field))}, "
-                    f"now {_short(value)}.",
-                    "Rerun the first command, or give another folder.",
-                )
+        changed = differences(saved, self.plan)
+        if changed:
+            raise RunFolderError(
+                f"{self.path} was begun with {changed}.", "Rerun the first command, or give another folder."
+            )
         if saved.get("state") == "done":
             self.results = saved.get("results")
         items = self.path / _ITEMS
@@ -96,8 +95,3 @@ class RunFolder:
                 self.items[entry["key"]] = entry["item"]
         except (ValueError, KeyError, TypeError) as error:
             raise RunFolderError(f"{path} is damaged: {error}.", "Give another folder.") from error
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -18,6 +18,7 @@ from preimage.errors import OptionError, PromptError, RunFolderError
 from preimage.layers import LayerSpec, parse_layers
 from preimage.manifest import MANIFEST, TENSORS
 from preimage.models import LanguageModel
+from preimage.plans import differences
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet, encode
 from preimage.states.bundle import PLAN, finish_bundle, manifest_of, open_states, prepare_folder, unwritable
@@ -201,15 +202,14 @@ def _resume(folder: Path, plan: dict[str, Any], size: int) -> int:
         return _begin(partial, plan)
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        for field, value in plan.items():
-            if saved["plan"][field] != value:
-                raise RunFolderError(
-                    f"{folder} was begun with another {field}.",
-                    "Rerun the first command, or give another folder.",
-                )
+        changed = differences({field: saved["plan"][field] for field in plan}, plan)
         done = int(saved["done"])
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path} cannot be read: {error}.", "Give another folder.") from error
+    if changed:
+        raise RunFolderError(
+            f"{folder} was begun with {changed}.", "Rerun the first command, or give another folder."
+        )
     whole = partial.is_file() and partial.stat().st_size == size
     return done if whole else _begin(partial, plan)
 

@@ -65,10 +65,11 @@ def noise_floor(model: LanguageModel, layers: Sequence[Layer]) -> dict[Layer, fl
 
 def noise_of(model: LanguageModel, layers: Sequence[Layer]) -> dict[Layer, Noise]:
     """The same in full."""
-    known = _measured.get(model) or _load(model)
+    known = _measured.get(model) or (_load(model) if model.lasting else None)
     if known is None:
         known = measure_noise(model)
-        _save(model, known)
+        if model.lasting:
+            _save(model, known)
     _measured[model] = known
     return {layer: known[layer] for layer in layers}
 

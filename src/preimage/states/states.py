@@ -157,10 +157,21 @@ class States:
 
     def require_width(self, model: LanguageModel) -> None:
         """Refuse a model whose states cannot be compared with these at all."""
-        if self.d_model != model.d_model:
+        self.require_sizes(model.name, model.d_model, model.max_length)
+
+    def require_sizes(self, name: str, d_model: int, max_length: int | None) -> None:
+        """Refuse a model of another width, or of fewer positions than these states have."""
+        if self.d_model != d_model:
             raise StatesError(
-                f"These states are {self.d_model} wide, those of {model.name} are {model.d_model}.",
+                f"These states are {self.d_model} wide, those of {name} are {d_model}.",
                 "Use the model that made them.",
+            )
+        longest = max(self.lengths, default=0)
+        if max_length is not None and longest > max_length:
+            raise StatesError(
+                f"Prompt {self.lengths.index(longest)} has {longest} positions; {name} takes at most "
+                f"{max_length}.",
+                "Use the model that made these states.",
             )
 
     def save(self, path: str | Path, *, withhold_ids: bool = False) -> Path:
