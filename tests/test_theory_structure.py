@@ -2,6 +2,7 @@
 
 import functools
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,14 +142,93 @@ def test_the_same_parameters_in_plain_transformers_are_the_same_map_but_rounded(
     assert 1e-10 < relative < 1e-5  # transformers' norms are float32 in a float64 model
 
 
-def test_a_class_that_needs_more_than_its_config_is_refused() -> None:
+PAIR = torch.tensor([[3, 9, 5], [8, 4, 5]])
+
+
+def apart(model: LanguageModel, layer: Layer = 3) -> float:
+    """How far two prompts with one last token are from each other at random parameters."""
+    first, second = random_parameters(model).states(PAIR, (layer,))[layer][:, -1]
+    return float(row_distances(first, second))
+
+
+def silenced(output: Any) -> Any:
+    """An attention's output with nothing in it."""
+    return (output[0] * 0, *output[1:])
+
+
+def test_a_class_that_needs_more_than_its_config_is_copied_as_it_stands() -> None:
     class Needy(t.LlamaForCausalLM):
         def __init__(self, config: Any, more: int) -> None:
             super().__init__(config)
 
-    model = preimage.load(Needy(build("llama").config, 1))
-    with pytest.raises(ModelError, match="config alone"):
-        random_parameters(model)
+    assert apart(preimage.load(Needy(build("llama").config, 1))) > 0.1
+
+
+def test_hooks_and_replaced_parts_are_part_of_the_map() -> None:
+    hooked, replaced, wrapped = (build("llama") for _ in range(3))
+    calls: list[int] = []
+    for block in hooked.model.layers:
+        block.self_attn.register_forward_hook(lambda _module, _args, output: silenced(output))
+    for block in replaced.model.layers:
+        block.self_attn.o_proj = nn.Identity()
+        block.self_attn.o_proj.register_forward_hook(lambda _module, _args, output: output * 0)
+    for block in wrapped.model.layers:
+
+        def forward(*args: Any, original: Any = block.self_attn.forward, **kwargs: Any) -> Any:
+            calls.append(1)
+            return silenced(original(*args, **kwargs))
+
+        block.self_attn.forward = forward
+    models = [preimage.load(module) for module in (hooked, replaced, wrapped)]
+    before = len(calls)
+    assert [apart(model) for model in models] == [0.0] * 3
+    assert len(calls) == before  # the copy's hooks write into copies
+    assert apart(tiny("llama")) > 0.1
+
+
+def test_a_forward_that_holds_the_original_holds_the_copy_in_the_copy() -> None:
+    module = build("llama")
+    attention = module.model.layers[0].self_attn
+    original, scale = attention.forward, torch.tensor(0.5)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        output = original(*args, **kwargs)
+        return (output[0] * scale, *output[1:])
+
+    attention.forward = forward
+    model = preimage.load(module)
+    ids = torch.tensor([random_ids(6)])
+    states = random_parameters(model, 3).states(ids, (1,))[1]
+    assert states.dtype == torch.float64
+    plain = random_parameters(tiny("llama"), 3)
+    twice = 2 * states - plain.states(ids, (1,))[1]  # not the plain map, and not a constant's either
+    assert float(norms(twice).min()) > 0.1
+    assert attention.forward is forward
+    assert attention.q_proj.weight.dtype == torch.float32
+
+
+def test_linear_parts_in_a_few_bits_are_drawn_as_real_numbers() -> None:
+    class Packed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x, self.weight.view(16, 32).to(x) / 255)
+
+    module = build("llama")
+    like = module.model.layers[0].self_attn.k_proj
+    part = Packed(like.in_features, like.out_features, bias=False)
+    numbers = torch.randint(0, 255, (like.weight.numel(), 1), dtype=torch.uint8)
+    part.weight = nn.Parameter(numbers, requires_grad=False)
+    module.model.layers[0].self_attn.k_proj = part
+    assert like.weight.shape == (16, 32)
+    drawn = random_parameters(preimage.load(module))
+    copied = drawn.anatomy.blocks[0].self_attn.k_proj  # type: ignore[union-attr]
+    assert (copied.weight.dtype, copied.weight.shape) == (torch.float64, like.weight.shape)
+
+
+def test_what_cannot_be_copied_is_refused() -> None:
+    module = build("llama")
+    module.model.lock = threading.Lock()
+    with pytest.raises(ModelError, match="cannot be copied"):
+        random_parameters(preimage.load(module))
 
 
 # --- the search -------------------------------------------------------------------------------

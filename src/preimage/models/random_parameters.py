@@ -1,51 +1,165 @@
-"""The same architecture at generic parameters: a point that almost every theta is like.
+"""The same module at generic parameters: a point that almost every theta is like.
 
-What is decided by a random draw needs float64 from end to end (see ``doubling``).
+The module is copied as it stands, not built anew from its config: parts that were replaced, hooks, forwards
+set on an instance and a custom attention come along, because what they do is part of the map. What is decided
+by a random draw needs float64 from end to end (see ``doubling``).
 """
 
 from __future__ import annotations
 
 import copy
 import math
+from contextlib import suppress
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from preimage.errors import ModelError
+from preimage.errors import ModelError, PreimageError
 from preimage.models.doubling import DoubleModel, Float64Throughout
 from preimage.models.language_model import LanguageModel
 
+_KERNELS = ("flash", "flex", "paged")  # attention that knows no float64; eager is the same map
 
-def random_parameters(model: LanguageModel, seed: int = 0) -> DoubleModel:
-    """A float64 copy on the CPU of the model's architecture, every parameter drawn anew from a Gaussian.
 
-    Embeddings, gains and biases have unit variance, matrices keep the size of what passes through them:
-    nothing is left at 0, 1 or any other special value. Tied matrices stay tied. There is no tokenizer: its
-    ids mean nothing to these parameters.
+def random_parameters(model: LanguageModel, seed: int = 0, *, head: bool = True) -> DoubleModel:
+    """A float64 copy on the CPU of the very module, every parameter drawn anew from a Gaussian.
+
+    Embeddings, position tables, attention sinks, gains and biases have unit variance, matrices keep the size
+    of what passes through them: nothing is left at 0, 1 or any other special value. Tied matrices stay tied.
+    Everything that is no parameter is kept: hooks, replaced parts, forwards of instances (with the parts of
+    the model that their closures hold), buffers. Linear parts in a few bits become plain ones. The model
+    itself is not touched, and what hooks write into lists of their own they write into copies. There is no
+    tokenizer: ids mean nothing to these parameters.
+
+    ``head``: copy what is above the backbone too. Cost: 8 bytes a parameter, and the time to draw them.
+    Raises ``ModelError`` where the module cannot be copied, or cannot run in float64 on the CPU.
     """
-    config: Any = copy.deepcopy(model.module.config)
-    config._attn_implementation = config._experts_implementation = "eager"  # plain products, in any type
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config  # the copy's parameters are real numbers
-    kind = type(model.module)
-    with Float64Throughout():
-        try:
-            module = kind(config).double().requires_grad_(False).eval()
-        except Exception as error:  # many kinds, one line
-            raise ModelError(
-                f"{kind.__name__} cannot be built from its config alone: {error}",
-                "Give a transformers model whose class takes nothing but its config.",
-            ) from error
-        _draw(module, torch.Generator().manual_seed(seed))
-        return DoubleModel(module, None, name=f"{model.name}, random parameters {seed}")
+    copied = model.module if head else model.anatomy.backbone
+    try:
+        module = _copy(copied, _drawn(copied, torch.Generator().manual_seed(seed)))
+        with Float64Throughout():
+            return DoubleModel(module, None, name=f"{model.name}, random parameters {seed}")
+    except PreimageError:
+        raise
+    except Exception as error:  # many kinds, one line
+        raise ModelError(
+            f"{type(copied).__name__} cannot be copied at random parameters: {error}",
+            "Use a module that copy.deepcopy can copy.",
+        ) from error
 
 
-@torch.no_grad()
-def _draw(module: nn.Module, generator: torch.Generator) -> None:
+def _drawn(module: nn.Module, generator: torch.Generator) -> dict[int, Any]:
+    """What stands in the copy for each parameter, by the parameter's id."""
     tables = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
-    for parameter in module.parameters():
-        whole = parameter.ndim < 2 or id(parameter) in tables
-        deviation = 1.0 if whole else 1 / math.sqrt(parameter.shape[-1])
-        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        parameter.copy_(noise * deviation)
+    found: dict[int, Any] = {}
+    packed = {id(part.weight): (part.out_features, part.in_features) for part in _packed(module)}
+    for name, parameter in module.named_parameters():
+        if not parameter.is_floating_point() and id(parameter) not in packed:
+            raise ModelError(
+                f"{name} of {type(module).__name__} is stored as {parameter.dtype} and cannot be drawn anew.",
+                "Load the model without quantisation.",
+            )
+        shape = packed.get(id(parameter), parameter.shape)
+        whole = len(shape) < 2 or id(parameter) in tables
+        deviation = 1.0 if whole else 1 / math.sqrt(shape[-1])
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        found[id(parameter)] = nn.Parameter(noise.mul_(deviation), requires_grad=False)
+    return found
+
+
+def _packed(module: nn.Module) -> list[nn.Linear]:
+    """Linear parts stored in a few bits, whose numbers lie packed in integers."""
+    linear = (part for part in module.modules() if isinstance(part, nn.Linear))
+    return [part for part in linear if not part.weight.is_floating_point()]
+
+
+def _copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """A deep copy with the tensors of ``memo`` in the place of their originals, in float64 on the CPU."""
+    parts = {id(part): part for part in module.modules()}
+    functions = _Functions(parts)
+    for part in parts.values():
+        for value in (*part._buffers.values(), *vars(part).values()):
+            _keep(value, memo)
+            for one in (
+                value.values() if isinstance(value, dict) else (value,)
+            ):  # hooks, or set on the instance
+                functions.find(one, memo)
+    found = copy.deepcopy(module, memo)
+    functions.fill(memo)
+    for part in _packed(module):
+        memo[id(part)].__class__ = nn.Linear  # of real numbers now
+    for part in found.modules():
+        config: Any = getattr(part, "config", None)
+        if str(getattr(config, "_attn_implementation", "")).startswith(_KERNELS):
+            config._attn_implementation = "eager"
+    if hasattr(found, "set_experts_implementation"):
+        found.set_experts_implementation("eager")  # type: ignore[operator]  # grouped products know no float64
+    return found
+
+
+class _Functions:
+    """Copies of hooks and of forwards set on an instance, which hold the copied parts of the model.
+
+    ``copy.deepcopy`` takes functions for constants: a copied hook would go on calling the original. A
+    function holds things in its closure, in its default arguments and, in a script, in the globals it names.
+    """
+
+    def __init__(self, parts: dict[int, nn.Module]) -> None:
+        self._parts = parts
+        self._copies: list[tuple[FunctionType, FunctionType]] = []
+
+    def find(self, value: object, memo: dict[int, Any]) -> None:
+        """Make an empty copy of a function, and of every function it holds."""
+        if not isinstance(value, FunctionType) or id(value) in memo:
+            return
+        cells = tuple(CellType() for _ in value.__closure__ or ())
+        twin = FunctionType(value.__code__, dict(value.__globals__), value.__name__, closure=cells)
+        memo[id(value)] = twin
+        self._copies.append((value, twin))
+        named = _named(value.__code__) & value.__globals__.keys()
+        near = [value.__globals__[name] for name in named]
+        own = [one for one in near if getattr(one, "__globals__", None) is value.__globals__]
+        for held in (*_cells(value).values(), *(value.__defaults__ or ()), *own):
+            self.find(held, memo)
+
+    def fill(self, memo: dict[int, Any]) -> None:
+        """Give every copy what its original holds, copied, once the module itself has been copied."""
+        for function, twin in self._copies:
+            for held in (*_cells(function).values(), *(function.__defaults__ or ())):
+                _keep(held, memo)
+            twin.__defaults__ = copy.deepcopy(function.__defaults__, memo)
+            twin.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
+            for place, held in _cells(function).items():
+                (twin.__closure__ or ())[place].cell_contents = copy.deepcopy(held, memo)
+            for name in _named(function.__code__) & function.__globals__.keys():
+                held = function.__globals__[name]
+                if isinstance(held, Tensor):
+                    _keep(held, memo)
+                if id(held) in memo or id(getattr(held, "__self__", None)) in self._parts:
+                    twin.__globals__[name] = copy.deepcopy(held, memo)
+
+
+def _cells(function: FunctionType) -> dict[int, Any]:
+    """What the closure holds, by place; a cell may still be empty."""
+    found = {}
+    for place, cell in enumerate(function.__closure__ or ()):
+        with suppress(ValueError):
+            found[place] = cell.cell_contents
+    return found
+
+
+def _named(code: CodeType) -> set[str]:
+    """The names that code looks up, those of the functions inside it too."""
+    inner = (_named(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _keep(value: object, memo: dict[int, Any]) -> None:
+    """Enter a tensor that is no parameter: its values, in float64 where they are real numbers."""
+    if isinstance(value, Tensor) and id(value) not in memo:
+        kind = value.dtype
+        if value.is_floating_point() or value.is_complex():
+            kind = torch.float64 if value.is_floating_point() else torch.complex128
+        memo[id(value)] = value.detach().to("cpu", kind, copy=True)
