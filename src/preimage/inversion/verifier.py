@@ -15,6 +15,7 @@ from preimage.layers import Layer
 from preimage.models import LanguageModel
 from preimage.states import SAFETY, Observation, residual_stream
 
+
 @runtime_checkable
 class Trial(Protocol):
     """A prefix on which candidates are tried: cached, or recomputed as published."""

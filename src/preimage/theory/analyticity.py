@@ -16,7 +16,7 @@ from preimage.layers import Layer
 from preimage.models import LanguageModel
 from preimage.prompts.tokens import window_bos
 from preimage.results.theory import TheoryReport, Verdict
-from preimage.theory.operations import (
+from preimage.theory.rules import (
     ACTIVATION,
     CLIPPING,
     DOMAIN,
@@ -29,8 +29,8 @@ from preimage.theory.operations import (
 from preimage.theory.tracing import Event, Trace, watching
 
 _NOT_SHOWN = (
-    "Passes over one token and over {length} were followed; a branch that other lengths or ids take was not seen. "
-    "That a kink is reached by some parameters. Arithmetic of finite precision is itself not analytic."
+    "Passes over one token and over {length} were followed; a branch that other lengths or ids take was not "
+    "seen. That a kink is reached by some parameters. Arithmetic of finite precision is itself not analytic."
 )
 _ALL = ("analyticity.every_block", "every block is real-analytic in its parameters")
 _STATEMENTS = {
@@ -58,11 +58,8 @@ def check_analyticity(model: LanguageModel) -> TheoryReport:
     language model head is not run. Beside it stands what decides which prompts must collide: positions, the
     tokenizer's BOS, equal embedding rows and sliding windows.
     """
-    length = min(_LENGTH, model.max_length or _LENGTH)
-    trace = _trace(model, sorted({1, length}))
-    events = sorted(
-        trace.reached | set(_quantised_modules(model)), key=lambda one: (one.path, one.broken.reason)
-    )
+    length = _longer(model)
+    trace, events = _followed(model)
     not_shown = _NOT_SHOWN.format(length=length)
     unread = any(one.broken.kind == OTHER for one in events)
     verdicts = [_verdict(*_ALL, events, False, not_shown)]
@@ -91,6 +88,22 @@ def check_analyticity(model: LanguageModel) -> TheoryReport:
     )
 
 
+def is_analytic(model: LanguageModel) -> bool | None:
+    """The first verdict of ``check_analyticity`` alone."""
+    return _verdict(*_ALL, _followed(model)[1], False, "").holds
+
+
+def _longer(model: LanguageModel) -> int:
+    return min(_LENGTH, model.max_length or _LENGTH)
+
+
+def _followed(model: LanguageModel) -> tuple[Trace, list[Event]]:
+    """Both passes, and everything that is not analytic in them, in the order of the modules' paths."""
+    trace = _trace(model, sorted({1, _longer(model)}))
+    found = trace.reached | set(_quantised_modules(model))
+    return trace, sorted(found, key=lambda one: (one.path, one.broken.reason))
+
+
 def _trace(model: LanguageModel, lengths: Sequence[int]) -> Trace:
     """Passes over prompts of these lengths; one that fails is an open question."""
     trace = Trace()
@@ -110,16 +123,22 @@ def _trace(model: LanguageModel, lengths: Sequence[int]) -> Trace:
 
 
 def _quantised_modules(model: LanguageModel) -> Iterator[Event]:
-    """Weights on a grid that are no parameters, recognised by the module's class or the tensors' type."""
+    """Weights on a grid, recognised by the module's class or by the tensors' type."""
     used = set(model.anatomy.backbone.modules())
     for path, module in model.module.named_modules():
-        kind = type(module)
-        if module not in used or kind.__module__.startswith("torch.nn.modules"):
+        if module not in used:
             continue
-        name = kind.__name__
-        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        if _QUANTISERS.search(name) or any(_GRIDS.search(type(one).__module__) for one in tensors):
-            yield Event(path, name, Break(QUANTISED, False, f"{name}: weights on a grid have no density"))
+        kind = type(module)
+        found = []
+        if not kind.__module__.startswith("torch.nn.modules") and _QUANTISERS.search(kind.__name__):
+            found.append(kind.__name__)
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            narrow = not tensor.is_floating_point() or tensor.dtype.itemsize < 2
+            if _GRIDS.search(type(tensor).__module__) or (narrow and isinstance(tensor, nn.Parameter)):
+                found.append(f"{name} is a {type(tensor).__name__} of {tensor.dtype}")
+        if found:
+            reason = f"{', '.join(found)}: weights on a grid have no density"
+            yield Event(path, kind.__name__, Break(QUANTISED, False, reason))
 
 
 @contextmanager

@@ -23,28 +23,33 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from preimage.theory.operations import (
-    DROPOUT,
-    FRESH,
-    OTHER,
-    QUANTISED,
-    UNWRITTEN,
-    Break,
-    Call,
-    is_random,
-    judge,
-)
+from preimage.theory.operations import FRESH, UNWRITTEN, is_random, judge
 from preimage.theory.ranges import ANY, Range, of_number, of_values, union
+from preimage.theory.rules import DROPOUT, OTHER, QUANTISED, Break, Call
 
 # Methods that take values out of torch's sight; item, bool and the like are operations and are seen there.
 _EXITS = frozenset(
-    "tolist numpy __array__ data_ptr untyped_storage storage __dlpack__ __deepcopy__ __reduce_ex__".split()
+    [
+        "tolist",
+        "numpy",
+        "__array__",
+        "data_ptr",
+        "untyped_storage",
+        "storage",
+        "__dlpack__",
+        "__deepcopy__",
+        "__reduce_ex__",
+        "apply_",
+        "map_",
+        "map2_",
+        "__cuda_array_interface__",
+    ]
 )
 # These do not read what they write into, or leave alone what they do not write.
-_OVERWRITES = frozenset("copy fill zero index_put index_copy scatter masked_scatter".split())
+_OVERWRITES = frozenset(["copy", "fill", "zero", "index_put", "index_copy", "scatter", "masked_scatter"])
 _PLAIN = Tensor.__torch_dispatch__
 _MODULE_CALL = nn.Module._call_impl.__code__
-_HERE = ("/torch/", __file__)
+_NOT_NAMED = ("/torch/", "/jaxtyping/", "<@beartype", __file__)  # code that only passes calls on
 
 
 @dataclass(frozen=True)
@@ -60,10 +65,10 @@ class Event:
 class Mark:
     """What is known of a tensor's entries.
 
-    ``values``: which they may be over all parameters, None where they depend on none. ``stepped``: they depend
-    on them by jumps alone, and are constant in between. ``cancels``: the events that a softmax over dimension
-    ``dim`` takes away, because they shift all of its entries alike. ``unwritten``: nothing has been seen to
-    write them.
+    ``values``: which they may be over all parameters, None where they depend on none. ``stepped``: they
+    depend on them by jumps alone, and are constant in between. ``cancels``: the events that a softmax over
+    dimension ``dim`` takes away, because they shift all of its entries alike. ``unwritten``: nothing has been
+    seen to write them.
     """
 
     values: Range | None = None
@@ -116,6 +121,8 @@ class _Exits(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         name = getattr(func, "__name__", "")
+        if name == "__get__":  # of a property
+            name = getattr(getattr(func, "__self__", None), "__name__", "")
         if name in _EXITS and args and isinstance(args[0], Tensor):
             with torch._C.DisableTorchFunction():
                 self._watcher.leaves(args[0], f"{name} takes a value that depends on parameters out of torch")
@@ -126,7 +133,7 @@ class _Watcher(TorchDispatchMode):
     """Carries the marks from the arguments of every operation to its results."""
 
     def __init__(self, module: nn.Module, trace: Trace) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.trace = trace
         self.always: set[Event] = set()  # what every later value may depend on
         self.marks: dict[Any, Mark] = {}
@@ -134,11 +141,8 @@ class _Watcher(TorchDispatchMode):
         self._names = {part: path for path, part in module.named_modules()}
         for buffer in module.buffers():
             self.marks[self.key(buffer)] = Mark()
-        for path, part in module.named_modules():
-            for name, parameter in part.named_parameters(recurse=False):
-                found = _on_a_grid(name, parameter)
-                events = frozenset() if found is None else {Event(path, type(part).__name__, found)}
-                self.marks[self.key(parameter)] = Mark(ANY, frozenset(events))
+        for parameter in module.parameters():
+            self.marks[self.key(parameter)] = Mark(ANY, stepped=not _is_real(parameter))
 
     def key(self, tensor: Tensor) -> Any:
         try:
@@ -266,7 +270,7 @@ class _Watcher(TorchDispatchMode):
 
     def _strange(self, func: Any, read: Sequence[Tensor]) -> Break | None:
         """What does not compute by torch's own kernels."""
-        if func.namespace not in ("aten", "prims"):
+        if func.namespace != "aten":
             return Break(OTHER, None, f"{func} is no operation of torch itself")
         for tensor in read:
             if type(tensor).__torch_dispatch__ is not _PLAIN:
@@ -328,7 +332,7 @@ class _Watcher(TorchDispatchMode):
                 module = frame.f_locals["self"]
                 if module in self._names:
                     return self._names[module], type(module).__name__, code
-            elif not code and not any(part in frame.f_code.co_filename for part in _HERE):
+            elif not code and not any(part in frame.f_code.co_filename for part in _NOT_NAMED):
                 code = frame.f_code.co_qualname
             frame = frame.f_back
         return "", "", code
@@ -374,9 +378,3 @@ def _is_real(tensor: Tensor) -> bool:
 
 def _false(events: Iterable[Event]) -> bool:
     return any(event.broken.analytic is False for event in events)
-
-
-def _on_a_grid(name: str, parameter: Tensor) -> Break | None:
-    if _is_real(parameter) and parameter.dtype.itemsize >= 2:
-        return None
-    return Break(QUANTISED, False, f"{name} is {parameter.dtype}: a grid has no density")
