@@ -153,6 +153,13 @@ def _custom_in_place(x: Tensor) -> Tensor:
     return y
 
 
+def _long(x: Tensor) -> Tensor:
+    length = x.shape[1]
+    if length > 100:
+        x = x.clamp(min=0)
+    return x * 2
+
+
 @torch.jit.script
 def _scripted(x: Tensor) -> Tensor:
     return torch.relu(x) + 1
@@ -203,6 +210,11 @@ HIDDEN: dict[str, Callable[[Tensor], Tensor]] = {
     "overflow": lambda x: torch.where(torch.isinf(torch.exp(x * 1e30)), 0.0, x),
     "largest so far": lambda x: x.cummax(-1).values,
     "largest": lambda x: x - x.amax(-1, keepdim=True),
+    "shift of other rows": lambda x: (x - x.amax(-1, keepdim=True)).mT.softmax(-1).mT,
+    "shift along another dimension": lambda x: (x - x.amax(-1, keepdim=True)).softmax(-2),
+    "half a shift": lambda x: ((x - x.amax(-1, keepdim=True)) * x).softmax(-1),
+    "complex power": lambda x: torch.exp(torch.complex(x, x)).real.log(),
+    "sum of nothing": lambda x: x + x.exp()[..., :0].sum(-1, keepdim=True).sqrt(),
     "sorted": lambda x: x.sort(-1).values,
     "rounded": lambda x: x.round(),
     "remainder": lambda x: x % 1.0,
@@ -239,6 +251,7 @@ HIDDEN: dict[str, Callable[[Tensor], Tensor]] = {
     "tensor of unknown origin": _cached,
     "random": lambda x: x + torch.randn_like(x),
     "uninitialised": lambda x: x + torch.empty(32),
+    "other lengths": _long,
     "scatter": lambda x: torch.zeros_like(x).scatter_reduce(
         -1, torch.zeros_like(x, dtype=torch.long), x, "amax"
     ),

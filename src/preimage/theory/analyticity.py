@@ -16,6 +16,8 @@ from preimage.layers import Layer
 from preimage.models import LanguageModel
 from preimage.prompts.tokens import window_bos
 from preimage.results.theory import TheoryReport, Verdict
+from preimage.theory.branches import other_lengths
+from preimage.theory.marks import Event, Trace
 from preimage.theory.rules import (
     ACTIVATION,
     CLIPPING,
@@ -26,7 +28,7 @@ from preimage.theory.rules import (
     ROUTING,
     Break,
 )
-from preimage.theory.tracing import Event, Trace, watching
+from preimage.theory.tracing import watching
 
 _NOT_SHOWN = (
     "Passes over one token and over {length} were followed; a branch that other lengths or ids take was not "
@@ -119,6 +121,10 @@ def _trace(model: LanguageModel, lengths: Sequence[int]) -> Trace:
             except Exception as error:  # of any kind: somebody's own code ran
                 reason = f"a pass over {length} tokens failed: {type(error).__name__}: {error}"
                 trace.reached.add(Event("", type(model.module).__name__, Break(OTHER, None, reason)))
+    for code, (path, owner) in trace.places.items():
+        for name in other_lengths(code, trace.lines[code]):
+            reason = f"{name} may run at other lengths (in {code.co_qualname})"
+            trace.reached.add(Event(path, owner, Break(OTHER, None, reason)))
     return trace
 
 

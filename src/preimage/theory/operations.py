@@ -76,9 +76,9 @@ _NAMES: list[tuple[Rule, str]] = [
     (
         rules.anything,
         "mm bmm addmm baddbmm mv addmv dot vdot matmul linear addr addbmm convolution _convolution "
-        "_grouped_mm _fft_r2c _fft_c2r _fft_c2c view_as_complex complex _conj imag polar prod cumprod addcmul "
-        "lerp silu gelu mish glu log_sigmoid_forward _log_softmax logsumexp logcumsumexp expm1 sinh asinh erfc "
-        "logaddexp trace "
+        "_grouped_mm _fft_r2c _fft_c2r _fft_c2c view_as_complex complex _conj imag polar prod cumprod "
+        "addcmul lerp silu gelu mish glu log_sigmoid_forward _log_softmax logsumexp logcumsumexp expm1 "
+        "sinh asinh erfc logaddexp trace "
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
         "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
         "_scaled_dot_product_attention_math _scaled_dot_product_attention_math_for_mps "
@@ -137,6 +137,12 @@ _RULES: dict[str, Rule] = {
         for name in names.split()
     },
 }
+_PIECES = (rules.clipped, rules.larger, rules.chosen)
+BREAKING = frozenset(  # names that are worth looking for in code that did not run
+    [name for _, _, _, names in _STEPS for name in names.split() if len(name) > 2]
+    + [name for rule, names in _NAMES if rule in _PIECES for name in names.split()]
+    + ["abs", "relu", "leaky_relu", "prelu", "elu", "selu", "celu"]
+)
 FRESH = frozenset(
     ["zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "scalar_tensor"]
 )

@@ -117,8 +117,10 @@ def converted(call: Call) -> Range | Break:
 
 
 def total(call: Call) -> Range:
-    """The sum of some entries."""
-    return summed(moved(call))
+    """The sum of some entries, or of none."""
+    found = moved(call)
+    empty = any(tensor.numel() == 0 for tensor in call.tensors())
+    return summed(union([found, constant(0.0)]) if empty else found)
 
 
 def averaged(call: Call) -> Range:

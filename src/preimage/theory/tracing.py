@@ -12,8 +12,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from types import FrameType
+from dataclasses import replace
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from preimage.theory.marks import Event, Mark, Shift, Trace, is_broken
 from preimage.theory.operations import FRESH, UNWRITTEN, is_random, judge
 from preimage.theory.ranges import ANY, Range, of_number, of_values, union
 from preimage.theory.rules import DROPOUT, OTHER, QUANTISED, Break, Call
@@ -50,42 +51,6 @@ _OVERWRITES = frozenset(["copy", "fill", "zero", "index_put", "index_copy", "sca
 _PLAIN = Tensor.__torch_dispatch__
 _MODULE_CALL = nn.Module._call_impl.__code__
 _NOT_NAMED = ("/torch/", "/jaxtyping/", "<@beartype", __file__)  # code that only passes calls on
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something on the way from the parameters that is not analytic, or not known to be, and where."""
-
-    path: str
-    owner: str  # class of the module
-    broken: Break
-
-
-@dataclass(frozen=True)
-class Mark:
-    """What is known of a tensor's entries.
-
-    ``values``: which they may be over all parameters, None where they depend on none. ``stepped``: they
-    depend on them by jumps alone, and are constant in between. ``cancels``: the events that a softmax over
-    dimension ``dim`` takes away, because they shift all of its entries alike. ``unwritten``: nothing has been
-    seen to write them.
-    """
-
-    values: Range | None = None
-    events: frozenset[Event] = frozenset()
-    stepped: bool = False
-    cancels: frozenset[Event] = frozenset()
-    dim: int = 0
-    unwritten: bool = False
-
-
-@dataclass
-class Trace:
-    """What was seen of a pass: the operations of every module, and what reached the states."""
-
-    operations: dict[str, set[str]] = field(default_factory=dict)
-    owners: dict[str, str] = field(default_factory=dict)  # from a module's path to its class
-    reached: set[Event] = field(default_factory=set)
 
 
 @contextmanager
@@ -167,7 +132,7 @@ class _Watcher(TorchDispatchMode):
         """A value is read by Python: everything after it may depend on it."""
         found = self.mark(tensor)
         self.always |= found.events
-        if found.values is not None and not _false(found.events):
+        if found.values is not None and not is_broken(found.events):
             self.always |= self._event(Break(OTHER, None, reason))
 
     def __torch_dispatch__(
@@ -181,6 +146,7 @@ class _Watcher(TorchDispatchMode):
             return self._follow(func, args, kwargs or {})
 
     def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._place()  # every line that ran is kept
         call = Call(_name(func), _bound(func, args, kwargs), self._range)
         written = _written(func, call.given)
         if call.name in ("lift_fresh", "lift"):  # numbers of Python, made a tensor
@@ -197,6 +163,8 @@ class _Watcher(TorchDispatchMode):
         for leaf in plain:
             if isinstance(leaf, Tensor):
                 made = found if _is_real(leaf) else self._integers(found, leaf)
+                if made.shift is not None:
+                    made = replace(made, shift=made.shift.of(leaf))
                 key = self.key(leaf)
                 if key not in inside:
                     self.marks[key] = made
@@ -204,7 +172,7 @@ class _Watcher(TorchDispatchMode):
                     self.marks[key] = Mark(ANY, self.marks[key].events | made.events)
             elif found.values is not None:
                 self.always |= found.events
-                if not _false(found.events):
+                if not is_broken(found.events):
                     reason = f"{call.name}: Python reads a value that depends on parameters"
                     self.always |= self._event(Break(OTHER, None, reason))
         return result
@@ -229,7 +197,7 @@ class _Watcher(TorchDispatchMode):
             return Mark(ANY, events | self._event(unseen))
         strange = self._strange(func, read)
         if strange is not None:
-            return Mark(ANY, events if _false(events) else events | self._event(strange))
+            return Mark(ANY, events if is_broken(events) else events | self._event(strange))
         if not depends:
             return Mark(None, events, unwritten=any(one.unwritten for one in marks))
         self._ran(call.name)
@@ -240,8 +208,9 @@ class _Watcher(TorchDispatchMode):
         except KeyError:
             judged = Break(OTHER, None, f"{func} is an operation that is not known")
         if not isinstance(judged, Break):
-            return self._shifted(call, Mark(judged, events))
-        if judged.analytic is None and _false(events):
+            plain = not any(one.is_complex() for one in read)
+            return self._shifted(call, Mark(judged if plain else ANY, events))
+        if judged.analytic is None and is_broken(events):
             return Mark(judged.values, events)  # open, of what is not analytic already
         here = self._event(judged)
         found = Mark(judged.values, events | here, stepped=judged.stepped)
@@ -249,23 +218,26 @@ class _Watcher(TorchDispatchMode):
             dims = call.given["dim"]
             (dim,) = dims if isinstance(dims, list) and len(dims) == 1 else [dims]
             if isinstance(dim, int):
-                return replace(found, cancels=here - events, dim=dim - (dim >= 0) * call.given["self"].ndim)
+                from_end = dim - (dim >= 0) * call.given["self"].ndim
+                return replace(found, shift=Shift(here - events, from_end))
         return found
 
     def _shifted(self, call: Call, found: Mark) -> Mark:
         """x minus its largest entry, as softmax is often given: the kinks of the largest entry cancel."""
-        if call.name in ("clone", "_to_copy"):
-            given = self.mark(call.given["self"])
-            return replace(found, cancels=given.cancels, dim=given.dim)
         one, other = call.given.get("self"), call.given.get("other")
-        if call.name == "sub" and isinstance(one, Tensor) and isinstance(other, Tensor):
-            largest = self.mark(other)
-            if largest.cancels and one.ndim == other.ndim and other.shape[largest.dim] == 1:
-                return replace(found, cancels=largest.cancels - self.mark(one).events, dim=largest.dim)
-        if call.name in ("_softmax", "_log_softmax", "_safe_softmax") and isinstance(one, Tensor):
-            given = self.mark(one)
-            if call.given["dim"] in (given.dim, given.dim + one.ndim):
-                return replace(found, events=found.events - given.cancels)
+        if not isinstance(one, Tensor):
+            return found
+        shift = self.mark(one).shift
+        if call.name in ("clone", "_to_copy") and shift is not None and shift.holds_for(one):
+            return replace(found, shift=shift)
+        if call.name == "sub" and isinstance(other, Tensor) and call.given.get("alpha") == 1:
+            largest = self.mark(other).shift
+            if largest is not None and largest.holds_for(other) and one.ndim == other.ndim:
+                return replace(found, shift=Shift(largest.events - self.mark(one).events, largest.dim))
+        if call.name in ("_softmax", "_log_softmax", "_safe_softmax") and shift is not None:
+            along = call.given["dim"] in (shift.dim, shift.dim + one.ndim)
+            if along and shift.holds_for(one):
+                return replace(found, events=found.events - shift.events)
         return found
 
     def _strange(self, func: Any, read: Sequence[Tensor]) -> Break | None:
@@ -309,33 +281,38 @@ class _Watcher(TorchDispatchMode):
             return of_number(float(value))
         if not isinstance(value, Tensor):
             return ANY
-        found = self.mark(value).values
-        return of_values(value) if found is None else found
+        found = self.mark(value)
+        if found.values is None:
+            return ANY if found.unwritten else of_values(value)
+        return found.values
 
     def _event(self, broken: Break) -> frozenset[Event]:
-        path, owner, code = self._place()
-        where = f" (in {code})" if code else ""
+        path, owner, codes = self._place()
+        where = f" (in {codes[0].co_qualname})" if codes else ""
         named = Break(broken.kind, broken.analytic, broken.reason + where)
         return frozenset({Event(path, owner, named)})
 
     def _ran(self, name: str) -> None:
-        path, owner, _ = self._place()
+        path, owner, codes = self._place()
         self.trace.operations.setdefault(path, set()).add(name)
         self.trace.owners[path] = owner
+        for code in codes:
+            self.trace.places.setdefault(code, (path, owner))
 
-    def _place(self) -> tuple[str, str, str]:
-        """The innermost module that is being called, hooks included, and the code that called torch."""
+    def _place(self) -> tuple[str, str, list[CodeType]]:
+        """The innermost module that is being called, hooks included, and the code in it that called torch."""
         frame: FrameType | None = sys._getframe(1)
-        code = ""
+        codes: list[CodeType] = []
         while frame is not None:
             if frame.f_code is _MODULE_CALL:
                 module = frame.f_locals["self"]
                 if module in self._names:
-                    return self._names[module], type(module).__name__, code
-            elif not code and not any(part in frame.f_code.co_filename for part in _NOT_NAMED):
-                code = frame.f_code.co_qualname
+                    return self._names[module], type(module).__name__, codes
+            elif not any(part in frame.f_code.co_filename for part in _NOT_NAMED):
+                codes.append(frame.f_code)
+                self.trace.lines.setdefault(frame.f_code, set()).add(frame.f_lineno)
             frame = frame.f_back
-        return "", "", code
+        return "", "", codes
 
 
 def _key(tensor: Tensor) -> Any:
@@ -374,7 +351,3 @@ def _seeded(func: Any) -> bool:
 
 def _is_real(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _false(events: Iterable[Event]) -> bool:
-    return any(event.broken.analytic is False for event in events)
