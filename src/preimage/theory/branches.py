@@ -47,10 +47,11 @@ def _calls(node: ast.If | ast.IfExp | ast.While) -> Iterator[ast.Call]:
 
 
 def _name(call: ast.Call) -> str:
-    """The last name of what is called, in place or not; nothing for Python's own abs, max and the like."""
+    """The last name of what is called, in place or not; nothing for Python's own abs, and for parts of self."""
     called = call.func
     if isinstance(called, ast.Attribute):
-        return called.attr.removesuffix("_")
+        own = isinstance(called.value, ast.Name) and called.value.id == "self"
+        return "" if own else called.attr.removesuffix("_")
     return called.id if isinstance(called, ast.Name) and not hasattr(builtins, called.id) else ""
 
 
