@@ -47,7 +47,7 @@ def _calls(node: ast.If | ast.IfExp | ast.While) -> Iterator[ast.Call]:
 
 
 def _name(call: ast.Call) -> str:
-    """The last name of what is called, in place or not; nothing for Python's own abs, and for parts of self."""
+    """The last name of what is called, in place or not; nothing for Python's own, and for parts of self."""
     called = call.func
     if isinstance(called, ast.Attribute):
         own = isinstance(called.value, ast.Name) and called.value.id == "self"
