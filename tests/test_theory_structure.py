@@ -181,7 +181,7 @@ def test_hooks_and_replaced_parts_are_part_of_the_map() -> None:
         block.self_attn.forward = forward
     models = [preimage.load(module) for module in (hooked, replaced, wrapped)]
     before = len(calls)
-    assert [apart(model) for model in models] == [0.0] * 3
+    assert max(apart(model) for model in models) < 1e-11  # rows of one batch may differ in their last bits
     assert len(calls) == before  # the copy's hooks write into copies
     assert apart(tiny("llama")) > 0.1
 
@@ -263,7 +263,8 @@ def test_learned_positions_have_none_but_layer_0_at_one_length(name: str) -> Non
     assert {row["layer"] for row in report.tables["classes"]} == {0}
     almost_all = True if name == "gpt2" else None  # OPT has kinks: witnesses speak for their neighbours alone
     assert holds(report)[ABOVE:] == [almost_all, *[True] * 5]
-    assert search_structure(tiny(name), vocabulary=2, layers="1-3").holds  # every verdict, the first included
+    above = search_structure(tiny(name), vocabulary=2, layers="1-3")
+    assert holds(above) == [almost_all, almost_all, *[True] * 5]
 
 
 @pytest.mark.parametrize("name", ALIBI)
