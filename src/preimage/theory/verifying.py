@@ -23,7 +23,7 @@ from preimage.theory.optimiser import EVERY_STEP, WHOLE_MAP, check_optimiser
 from preimage.theory.symmetry import check_symmetry
 
 Check: TypeAlias = Callable[[], TheoryReport]
-Denied: TypeAlias = Mapping[str, str]  # from a statement to its denial
+Denied: TypeAlias = Mapping[str, str]  # from a verdict's id to the words of its denial
 SMALL_PROMPTS = ((0, 1, 2, 3, 4, 5), (6, 5, 3, 2, 1, 0), (3, 3, 1, 6))
 _CONSTANT = ((5, 5, 5), (5, 5, 5, 5, 5))  # a pair that rotary positions cannot tell apart
 _WIDTH, _BLOCKS, _HEADS, _VOCABULARY, _LENGTH = 4, 2, 2, 8, 8
@@ -89,13 +89,14 @@ def _worst_step(model: LanguageModel) -> TheoryReport:
 
 def _denying(report: TheoryReport, denied: Denied) -> TheoryReport:
     """The report with some statements replaced by their denials, and nothing left merely descriptive."""
-    unknown = denied.keys() - {verdict.statement for verdict in report.verdicts}
-    assert not unknown, f"no verdict says {unknown}"
+    unknown = denied.keys() - {verdict.id for verdict in report.verdicts}
+    assert not unknown, f"no verdict is {unknown}"
 
     def answer(verdict: Verdict) -> Verdict:
-        if verdict.statement not in denied:
+        if verdict.id not in denied:
             return replace(verdict, descriptive=False)
         holds = None if verdict.holds is None else not verdict.holds
-        return replace(verdict, statement=denied[verdict.statement], holds=holds, descriptive=False)
+        name = f"{verdict.id}.denied"
+        return replace(verdict, id=name, statement=denied[verdict.id], holds=holds, descriptive=False)
 
     return replace(report, verdicts=tuple(map(answer, report.verdicts)))
