@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -23,12 +22,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from preimage.inversion.budget import Budget, BudgetSpentError
+from preimage.inversion.jobs import Job, replaced
 from preimage.inversion.policies import Policy, RankedPolicy
 from preimage.inversion.proposers import Proposer
 from preimage.inversion.readings import Reading
 from preimage.inversion.search import BACKOFF_TOLERANCES, Fit, Frame, Outcome, Search, Verified
 from preimage.inversion.twins import rivals_of
-from preimage.inversion.verifier import FAR, Target, Verifier
+from preimage.inversion.verifier import Target, Verifier
 from preimage.models import LanguageModel, Prefix, states_of_branches
 from preimage.results import Positions
 
@@ -38,47 +38,12 @@ _LADDER = (2, 16, 64)
 _FIRST_BATCH = {"cpu": 8, "cuda": 512}  # candidates tried first on a cached prefix
 _BATCH_TOKENS = 16384  # tokens of one pass
 _BRANCHES = 512  # tokens tried beside one prompt in one pass
-_FAITHFUL = 16.0  # a token of the prompt, tried as a branch, may be so many times out of reach
 _WHOLE_REPAIRS = (
     1  # a prompt with more repairs than this is run from its first mismatch on, and whole at last
 )
 
 # From the prefix, the observed state and the proposer's policy to the policy of a repair.
 RepairPolicy: TypeAlias = Callable[[Prefix, Tensor, Policy], Policy]
-
-
-@dataclass
-class Job:
-    """One prompt on its way."""
-
-    index: int
-    observed: Float[Tensor, "position d_model"]
-    target: Target
-    ids: Int[Tensor, " position"]  # the proposal; its first ``verified`` tokens are settled
-    second: Int[Tensor, " position"]  # the next best everywhere
-    budget: Budget
-    make_prefix: Callable[[], Prefix]
-    verified: int = 0
-    refused: dict[int, dict[int, float]] = field(default_factory=dict)  # position -> token -> distance
-    distances: list[float] = field(default_factory=list)
-    runners_up: list[tuple[int, float]] = field(default_factory=list)  # the nearest other token everywhere
-    tests: list[int] = field(default_factory=list)  # tokens tested everywhere, once it is verified
-    repairs: int = 0
-    stage: int = 0  # rounds spent on the first mismatch
-    plainly: bool = False  # whether only plain passes over the whole prompt are near enough to the states
-    outcome: Outcome | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def affordable(self, end: int, rows: int = 1) -> Int[Tensor, " some"]:
-        """The proposal up to a position, no longer than what so many rows of it may still test."""
-        return self.ids[: min(end, self.verified + max(1, self.budget.tests_left // rows))]
-
-    @cached_property
-    def prefix(self) -> Prefix:
-        """Where its mismatches are repaired."""
-        return self.make_prefix()
 
 
 class FastInverter:
@@ -150,8 +115,7 @@ class FastInverter:
         if job.plainly:
             job.distances = self._verifier.whole_sequence(row.tolist(), job.target[: len(row)])
         else:
-            job.prefix.crop(start)
-            seen = self._verifier.observe(job.prefix.extend(row[start:]))
+            seen = self._verifier.observe(job.extend_prefix(row, start))
             job.distances = job.distances[:start] + job.target[start : len(row)].away(seen).tolist()
         before = job.verified
         job.verified = self._note_refusal(job, row, job.distances)
@@ -168,7 +132,7 @@ class FastInverter:
             verified += [job for job in open_ if job.verified == len(job)]
             following = {job.index: self._next(job, reading) for job in open_ if job.verified < len(job)}
             rows = {index: some for index, some in following.items() if some}
-        self._conclude_together(verified, reading)
+        self._conclude_together(verified, target, reading)
 
     def _round(
         self, jobs: list[Job], target: Target, rows: dict[int, list[Tensor]], reading: Reading
@@ -219,7 +183,7 @@ class FastInverter:
         row = job.affordable(len(job) if job.stage == 0 else at + 1, count)
         job.stage += 1
         fresh = [t for t in reading.top(job.index, at, len(refused) + count) if t not in refused]
-        return [_replaced(row, at, token) for token in fresh[:count]] or self._next(job, reading)
+        return [replaced(row, at, token) for token in fresh[:count]] or self._next(job, reading)
 
     # What both share.
 
@@ -235,7 +199,7 @@ class FastInverter:
 
     def _repair(self, job: Job, reading: Reading) -> bool:
         """Find the token of the first mismatch on the cached prefix; False where the prompt ends there."""
-        at, prefix = job.verified, self._prefix_of(job, job.verified)
+        at, prefix = job.verified, job.prefix_at(job.verified)
         tolerance, reach = job.target.tolerances[at], job.target.reaches[at]
         refused = job.refused.setdefault(at, {})
         tested = torch.full((self._model.vocab_size,), math.inf, dtype=torch.float64)
@@ -257,17 +221,9 @@ class FastInverter:
             self._search(job, reading, at)  # nothing fits, or several tokens may: a matter of alternatives
             return False
         del refused[nearest]
-        job.ids, job.stage = _replaced(job.ids, at, nearest), 0
+        job.ids, job.stage = replaced(job.ids, at, nearest), 0
         job.repairs += 1
         return True
-
-    def _prefix_of(self, job: Job, length: int) -> Prefix:
-        """The cached prefix, holding just the first tokens of the prompt."""
-        prefix = job.prefix
-        prefix.crop(length)
-        if len(prefix) < length:
-            prefix.extend(job.ids[len(prefix) : length])
-        return prefix
 
     def _fits_plainly(self, job: Job) -> bool:
         """Whether the nearest refused token fits in a plain pass over the whole prompt.
@@ -281,7 +237,7 @@ class FastInverter:
         token = min(refused, key=refused.__getitem__)
         if refused[token] > BACKOFF_TOLERANCES * job.target.tolerances[at]:
             return False
-        ids = _replaced(job.ids, at, token)
+        ids = replaced(job.ids, at, token)
         distance = self._verifier.whole_sequence(ids.tolist(), job.target)[at]
         job.budget.tests += 1
         if not distance <= job.target.tolerances[at]:
@@ -295,7 +251,6 @@ class FastInverter:
     def _conclude(self, job: Job, reading: Reading) -> None:
         """Every position is verified: it is the prompt where at every position all other tokens are far."""
         try:
-            job.budget.check()
             unclear = self._first_unclear(job, reading, len(job))
         except BudgetSpentError as spent:
             self._stop(job, spent)
@@ -305,49 +260,49 @@ class FastInverter:
     def _end(self, job: Job, reading: Reading, unclear: int | None) -> None:
         if unclear is not None:
             self._search(job, reading, unclear)
-        elif any(self._rivals.twins(token) for token in job.ids.tolist()):
+        elif not self._rivals.unmistakable(job.ids.tolist()):
             fits = self._fits(job, len(job))
             job.outcome = Outcome((fits,), fits, None, "")
         else:
             alone = Verified(self._positions(job, len(job)))
             job.outcome = Outcome((alone,), alone, None, "")
 
-    def _conclude_together(self, jobs: list[Job], reading: Reading) -> None:
+    def _conclude_together(self, jobs: list[Job], target: Target, reading: Reading) -> None:
         """The same for many prompts, in shared passes over each prompt and its rivals."""
+        self._rivals.look_up([token for job in jobs for token in job.ids.tolist()])
         size = max(1, _BATCH_TOKENS // max((2 * len(job) for job in jobs), default=1))
         for start in range(0, len(jobs), size):
             some = jobs[start : start + size]
             branches = [self._branches(job, reading, len(job)) for job in some]
-            ids, positions, tokens = (
-                pad_sequence(list(rows), batch_first=True)
-                for rows in zip(
-                    *((job.ids, *branch) for job, branch in zip(some, branches, strict=True)), strict=True
-                )
+            ids = pad_sequence([job.ids for job in some], batch_first=True)
+            places, tokens = (
+                pad_sequence(list(column), batch_first=True) for column in zip(*branches, strict=True)
             )
-            states = states_of_branches(self._model, self._verifier.layer, ids, positions, tokens)
-            seen = self._verifier.observe(states)
-            for job, (places, tried), row in zip(some, branches, seen, strict=True):
-                enough = job.budget.tests_left >= len(tried)
-                distances = job.target[places.tolist()].away(row[: len(tried)]).cpu()
-                if enough and self._faithful(job, places, tried, distances):
-                    self._end(job, reading, self._note_rivals(job, len(job), places, tried, distances))
+            states = states_of_branches(self._model, self._verifier.layer, ids, places, tokens)
+            rows = torch.tensor([[job.index] for job in some])
+            distances = target[rows, places].away(self._verifier.observe(states)).cpu()
+            for job, branch, away in zip(some, branches, distances, strict=True):
+                away = away[: len(branch[0])]
+                if job.budget.tests_left >= len(away) and job.faithful(*branch, away):
+                    self._end(job, reading, job.note_rivals(len(job), *branch, away))
                 else:
                     self._conclude(job, reading)
 
     def _first_unclear(self, job: Job, reading: Reading, count: int) -> int | None:
         """The first of some verified positions at which another token may fit, or is not far from it."""
         places, tried = self._branches(job, reading, count)
-        prefix = self._prefix_of(job, count)
+        prefix = job.prefix_at(count)
         if job.budget.tests_left < len(tried):
-            raise BudgetSpentError("the budget was spent before it was known how far apart tokens lie")
+            raise BudgetSpentError("the budget is spent before it is known how far apart tokens lie")
+        job.budget.check()
         parts = [
             job.target[some.tolist()].away(self._verifier.observe(prefix.try_at(some, ids))).cpu()
             for some, ids in zip(places.split(_BRANCHES), tried.split(_BRANCHES), strict=True)
         ]
         distances = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
-        if not self._faithful(job, places, tried, distances):
+        if not job.faithful(places, tried, distances):
             distances = self._one_by_one(job, places, tried)
-        return self._note_rivals(job, count, places, tried, distances)
+        return job.note_rivals(count, places, tried, distances)
 
     def _branches(
         self, job: Job, reading: Reading, count: int
@@ -357,7 +312,9 @@ class FastInverter:
         A few verified tokens are tried too: what comes of them tells whether the model takes branches.
         """
         ids = job.ids[:count].tolist()
-        self._rivals.look_up(ids)
+        own = torch.tensor(sorted({0, count // 2, count - 1})) if count else torch.empty(0, dtype=torch.long)
+        if not job.refused and self._rivals.unmistakable(ids):  # most are so, and there may be very many
+            return torch.cat([torch.arange(count), own]), torch.cat([job.second[:count], job.ids[own]])
         branches: list[tuple[int, int]] = []
         for index, (token, second) in enumerate(zip(ids, job.second.tolist(), strict=False)):
             refused, twins = job.refused.get(index, {}), self._rivals.twins(token)
@@ -372,12 +329,6 @@ class FastInverter:
         places, tokens = torch.tensor(branches, dtype=torch.long).view(-1, 2).unbind(dim=1)
         return places, tokens
 
-    def _faithful(self, job: Job, places: Tensor, tokens: Tensor, distances: Tensor) -> bool:
-        """Whether tokens of the prompt, tried as branches at their own positions, give their own states."""
-        own = tokens == job.ids[places]
-        reach = torch.tensor(job.target.reaches, dtype=torch.float64)[places]
-        return bool((distances <= _FAITHFUL * reach)[own].all())
-
     def _one_by_one(
         self, job: Job, places: Int[Tensor, " branch"], tokens: Int[Tensor, " branch"]
     ) -> Float[Tensor, " branch"]:
@@ -385,28 +336,9 @@ class FastInverter:
         distances = torch.empty(len(tokens), dtype=torch.float64)
         for index in reversed(places.unique().tolist()):
             mine = (places == index).nonzero().flatten()
-            prefix = self._prefix_of(job, index)
+            prefix = job.prefix_at(index)
             distances[mine] = self._verifier.distances(prefix, tokens[mine], job.target[index])
         return distances
-
-    def _note_rivals(
-        self, job: Job, count: int, places: Tensor, tokens: Tensor, distances: Tensor
-    ) -> int | None:
-        """Keep the nearest other token of every position; the first position where that is not far."""
-        others = [dict(job.refused.get(index, {})) for index in range(count)]
-        for index, token, distance in zip(places.tolist(), tokens.tolist(), distances.tolist(), strict=True):
-            if token != int(job.ids[index]):
-                others[index][token] = distance
-                job.budget.tests += 1
-        job.tests = [1 + len(some) for some in others]
-        job.runners_up = [
-            min(some.items(), key=lambda item: item[1], default=(-1, math.inf)) for some in others
-        ]
-        reaches = job.target.reaches
-        for index, (token, distance) in enumerate(job.runners_up):
-            if token < 0 or not distance >= FAR * reaches[index]:
-                return index
-        return None
 
     def _stop(self, job: Job, spent: BudgetSpentError) -> None:
         at = min(job.verified, len(job.distances))
@@ -428,10 +360,21 @@ class FastInverter:
         def policy(position: int) -> Policy:
             return RankedPolicy(reading.order(job.index, position), 16, job.prefix.max_candidates)
 
-        prefix = self._prefix_of(job, start)
+        prefix = job.prefix_at(start)
         refused = {start: job.refused.get(start, {})}
         search = Search(job.target, prefix, self._verifier, policy, self._rivals, job.budget, refused)
-        job.outcome = search.run([Frame(fit) for fit in self._fits(job, start)])
+        frames = [Frame(fit, self._others(job, fit)) for fit in self._fits(job, job.verified)]
+        known = [Frame(frame.chosen) for frame in frames[:start]]
+        job.outcome = search.run(known, frames if job.verified == len(job) else ())
+
+    def _others(self, job: Job, fit: Fit) -> list[Fit]:
+        """What else may fit at a verified position."""
+        found = []
+        for token, distance in job.possible.get(fit.position.index, []):
+            if token not in fit.twins:
+                position = fit.position._replace(token_id=token, distance=distance)
+                found.append(Fit(position, self._rivals.twins(token)))
+        return found
 
     def _positions(self, job: Job, count: int) -> Positions:
         tests = job.tests or [1 + len(job.refused.get(index, {})) for index in range(count)]
@@ -442,9 +385,3 @@ class FastInverter:
         """The first positions, as they were verified."""
         positions = self._positions(job, count)
         return tuple(Fit(position, self._rivals.twins(position.token_id)) for position in positions)
-
-
-def _replaced(ids: Int[Tensor, " position"], at: int, token: int) -> Int[Tensor, " position"]:
-    row = ids.clone()
-    row[at] = token
-    return row

@@ -58,10 +58,10 @@ def invert_last(
     others = tested[tested > reach]
     far = len(others) == 0 or float(others.min()) >= FAR * reach
     alone = len(hypotheses) == 1 and far and not stopped
-    reason = stopped or "" if alone else (
-        f"Only the last position was kept: {'all' if not stopped else budget.tests} prompts of one token and "
-        f"constant prompts of up to {LONGEST} tokens were tried, longer ones cannot be."
-    )  # fmt: skip
+    reason = "" if alone else (
+        f"{stopped} Only the last position was kept: prompts of one token and constant prompts of up to "
+        f"{LONGEST} tokens were tried, longer ones cannot be."
+    ).strip()  # fmt: skip
     partial = hypotheses[0] if hypotheses else ()
     return Outcome(tuple(hypotheses), partial, nearest, reason, undecided=not alone)
 

@@ -29,7 +29,8 @@ MAX_PROMPTS = 64  # fitting prompts listed
 # (another shape, another device). It is followed, and the whole-sequence pass decides.
 BACKOFF_TOLERANCES = 64.0
 _BACKOFF_RATIO = 8.0
-_MORE = 4  # vocabularies of tests spent on finding out whether more prompts fit than the first
+# Tests spent on finding out whether more prompts fit than the first: so many vocabularies, so many at least.
+_MORE, _MORE_AT_LEAST = 4, 4096
 
 
 class Fit(NamedTuple):
@@ -111,13 +112,22 @@ class Search:
         self.frames: list[Frame] = []
         self._fitting: dict[tuple[int, ...], tuple[Fit, ...]] = {}
         self._tests_before = 0  # spent when the first prompt that fits was found
+        self._likely: list[int] = []
         self._partial: tuple[Fit, ...] = ()
         self._failure: Position | None = None
         self._reason = ""
 
-    def run(self, known: Sequence[Frame] = ()) -> Outcome:
-        """Search behind decided positions, which the prefix holds, until every alternative is decided."""
+    def run(self, known: Sequence[Frame] = (), fitting: Sequence[Frame] = ()) -> Outcome:
+        """Search behind decided positions, which the prefix holds, until every alternative is decided.
+
+        ``fitting`` is a prompt that is known to fit: its tokens are tried first everywhere.
+        """
         self.frames = list(known)
+        if fitting:
+            chosen = [frame.chosen for frame in fitting]
+            self._likely = [fit.position.token_id for fit in chosen]
+            self._fitting[tuple(fit.name for fit in chosen)] = tuple(chosen)
+            self._exchange(fitting)
         undecided = False
         try:
             while True:
@@ -155,9 +165,12 @@ class Search:
                 "The recovered prompt as a whole does not reproduce the state",
             )
         elif first:
-            self._tests_before = self._budget.tests
-            for fits in islice(_exchanged(self.frames), MAX_PROMPTS):
-                self._check(fits)
+            self._exchange(self.frames)
+
+    def _exchange(self, frames: Sequence[Frame]) -> None:
+        self._tests_before = self._budget.tests
+        for fits in islice(_exchanged(frames), MAX_PROMPTS - len(self._fitting)):
+            self._check(fits)
 
     def _check(self, fits: Sequence[Fit]) -> dict[int, float]:
         """Positions, and distances there, at which a whole prompt does not fit; one that does is kept."""
@@ -196,6 +209,9 @@ class Search:
         tested = torch.full((self._rivals.vocab_size,), math.inf, dtype=torch.float64)
         for token, distance in self._refused.pop(index, {}).items():  # behind the first prefix alone
             tested[token] = distance
+        if self._likely:
+            first = torch.tensor(self._likely[index : index + 1])
+            self._test(first[torch.isinf(tested[first])], target, tested)
         policy = self._policy(index)
         while not float(tested.min()) <= reach and len(ids := policy.propose(torch.isinf(tested))):
             self._test(ids, target, tested)
@@ -215,8 +231,9 @@ class Search:
     def _test(self, ids: Int[Tensor, " candidate"], target: Target, tested: Tensor) -> None:
         for part in ids.split(self._prefix.max_candidates) if len(ids) else ():
             self._budget.check()
-            if self._fitting and self._budget.tests - self._tests_before > _MORE * len(tested):
-                raise BudgetSpentError(f"after {_MORE} vocabularies of tests it is open whether more fit")
+            more = max(_MORE * len(tested), _MORE_AT_LEAST)
+            if self._fitting and self._budget.tests - self._tests_before > more:
+                raise BudgetSpentError(f"after {more} more tests it is open whether other prompts fit")
             part = part[: self._budget.tests_left]
             tested[part] = self._verifier.distances(self._prefix, part, target)
             self._budget.tests += len(part)

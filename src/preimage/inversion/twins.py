@@ -17,7 +17,8 @@ _NEAREST = 16
 # further apart than this, where others are FAR tolerances away, fit only if the model brings them together.
 NEAR = 2**-5
 _PROJECTIONS = 16
-_CHUNK = 4096
+_CHUNK = 4096  # tokens embedded at once
+_TOGETHER = 64  # tokens compared with all others at once
 _known: weakref.WeakKeyDictionary[LanguageModel, Rivals]
 _known = weakref.WeakKeyDictionary()
 
@@ -43,7 +44,7 @@ class Rivals:
         self._states = weakref.WeakMethod(model.states)
         self._table = model.embedding_table
         generator = torch.Generator().manual_seed(0)
-        parts, self._longest = [], 0.0
+        parts: list[Tensor] = []
         basis: Tensor | None = None
         for ids in torch.arange(self.vocab_size).split(_CHUNK):
             rows = self._inputs(ids)
@@ -53,7 +54,8 @@ class Rivals:
             parts.append(rows @ basis)
         self._shadows = torch.cat(parts)
         self._squares = self._shadows.square().sum(dim=1)
-        self._near: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._near: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of tokens that were asked for
+        self._mistakable: set[int] = set()  # those of them that have any
 
     def twins(self, token: int) -> tuple[int, ...]:
         """Every other token whose embedding is the same to the bit: no state can tell them apart."""
@@ -65,11 +67,16 @@ class Rivals:
         self.look_up([token])
         return self._near[token][1]
 
+    def unmistakable(self, ids: Sequence[int]) -> bool:
+        """Whether none of these tokens has a twin or a near one."""
+        self.look_up(ids)
+        return self._mistakable.isdisjoint(ids)
+
     def look_up(self, ids: Sequence[int]) -> None:
         """Find the twins and near tokens of many tokens at once."""
-        fresh = sorted({token for token in ids if token not in self._near})
-        for part in torch.tensor(fresh, dtype=torch.long).split(64):
-            self._find(part)
+        fresh = sorted(set(ids) - self._near.keys())
+        for start in range(0, len(fresh), _TOGETHER):
+            self._find(torch.tensor(fresh[start : start + _TOGETHER]))
 
     def of(self, token: int, untested: Bool[Tensor, " vocabulary"]) -> Int[Tensor, " candidate"]:
         """The near tokens and the nearest by embedding that were not tested yet."""
@@ -88,17 +95,17 @@ class Rivals:
         # what rounding may do to this difference of squares
         limit = reach.square() - squares + 1e-4 * (squares + reach.square())
         hits = (apart <= limit[:, None]).nonzero().cpu()
+        hits = hits[hits[:, 1] != ids[hits[:, 0]]]
         found: dict[int, tuple[list[int], list[int]]] = {int(token): ([], []) for token in ids}
         for row in hits[:, 0].unique().tolist():
             token = int(ids[row])
-            others = hits[hits[:, 0] == row][:, 1]
-            others = others[others != token]
-            for part in others.split(_CHUNK):
+            for part in hits[hits[:, 0] == row][:, 1].split(_CHUNK):
                 same = (self._table[part] == self._table[token]).all(dim=1).cpu()
                 near = (row_distances(self._inputs(part), own[row]) <= reach[row]).cpu() & ~same
                 found[token][0].extend(part[same].tolist())
                 found[token][1].extend(part[near].tolist())
         self._near.update({token: (tuple(twins), tuple(near)) for token, (twins, near) in found.items()})
+        self._mistakable |= {token for token, (twins, near) in found.items() if twins or near}
 
     def _inputs(self, ids: Int[Tensor, " token"]) -> Float[Tensor, "token d_model"]:
         """What enters block 1 for each token, at the first position."""

@@ -23,6 +23,7 @@ from preimage.models import LanguageModel
 from preimage.states import (
     Noise,
     Observation,
+    noise_radius,
     outlier_weights,
     residual_stream,
     rounding_cell,
@@ -139,15 +140,14 @@ class Verifier:
 
     def target(self, observed: Float[Tensor, "*row d"]) -> Target:
         """Observed states, ready to be compared with, on the model's device."""
-        factor = safety(self._model.dtype)
         exact = observed.to(self._model.device, torch.float64)
         lengths = norms(exact).cpu()
         weights = outlier_weights(exact)
         calm = norms(tempered(exact, weights)).cpu()
-        radius = factor * self.noise.absolute * (calm / self.noise.longest).clamp_min(1.0)
+        radius = noise_radius(self.noise, calm, self._model.dtype)
         if self._given is not None:
             tolerance = self._given * lengths
-            slack = torch.minimum(factor * self.noise.relative * lengths, 4 * radius)
+            slack = torch.minimum(safety(self._model.dtype) * self.noise.relative * lengths, 4 * radius)
             return Target(exact, exact, None, tolerance, tolerance + slack)
         stored = stored_type(observed)
         low = high = exact

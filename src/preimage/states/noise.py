@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 SAFETY = 16.0  # measured floors that still are noise, in single and double precision
 _ANOTHER_MAP = 1000.0  # times what other shapes change, and above half the digits: not rounding
 _LENGTH = 64
-_RECIPE = 2  # raise when the measurement changes
+_RECIPE = 3  # raise when the measurement changes
 _OUTLIERS = 16  # one coordinate in so many may be an outlier
 _OUTLIER = 4.0  # an outlier is so many times as long as the root mean square of the rest
 
@@ -95,10 +95,9 @@ def measure_noise(model: LanguageModel) -> dict[Layer, Noise]:
 
 
 def _rounding(states: Sequence[Float[Tensor, "position d"]], unit: float) -> Noise:
-    """What rounding does at least: a layer that happened to reproduce every bit still rounds."""
+    """Before anything was compared: a layer that happens to reproduce every bit still rounds."""
     lengths = torch.cat([norms(tempered(one, outlier_weights(one))) for one in states])
-    longest = max(float(lengths.max()), torch.finfo(torch.float32).tiny)
-    return Noise(unit, unit * longest, longest)
+    return Noise(unit, 0.0, max(float(lengths.max()), torch.finfo(torch.float32).tiny))
 
 
 def _widened(
@@ -122,6 +121,17 @@ def _widened(
                 ),
             )
     return noise
+
+
+def noise_radius(noise: Noise, lengths: Float[Tensor, "*row"], dtype: torch.dtype) -> Float[Tensor, "*row"]:
+    """How far tempered states of these lengths may be from the same ones computed in another shape.
+
+    Longer states than were measured get more in proportion. Where nothing was seen to change, rounding alone
+    is left: in half precision a kernel reproduces every bit or is off by more than that.
+    """
+    factor, unit = safety(dtype), torch.finfo(dtype).eps / 2
+    measured = factor * noise.absolute * (lengths / noise.longest).clamp_min(1.0)
+    return torch.maximum(measured, unit * lengths * (factor if factor == SAFETY else 1.0))
 
 
 def outlier_weights(states: Float[Tensor, "*row d"]) -> Float[Tensor, "*row d"]:
