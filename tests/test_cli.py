@@ -1402,7 +1402,7 @@ def test_ctrl_c_leaves_a_run_that_continues(document: Any, model: str, tmp_path:
     code, whole = document(*given)
     assert code == 0
     for result, expected in zip(continued["results"], whole["results"], strict=True):
-        measured = {"seconds": expected["seconds"]}
+        measured = {name: expected[name] for name in ("seconds", "setup_seconds")}
         assert result | measured == expected
     for index, line in enumerate(kept):
         assert json.loads(line)["item"]["seconds"] == continued["results"][index]["seconds"]

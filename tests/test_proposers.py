@@ -21,7 +21,7 @@ from preimage.layers import Layer
 from preimage.models import LanguageModel, Prefix
 from preimage.report import margin_figure
 from preimage.results import Inversion, Position, Positions
-from preimage.states import SAFETY
+from preimage.states import SAFETY, noise_of
 from tiny import VOCABULARY, build, random_ids, tiny
 
 
@@ -36,8 +36,8 @@ class Useless:
 
 
 def engine(model: LanguageModel, layer: Layer, proposer: proposers.Proposer, together: bool) -> FastInverter:
-    floor = preimage.noise_floor(model, (layer,))[layer]
-    return FastInverter(model, Verifier(model, layer, floor=floor), proposer, together=together)
+    verifier = Verifier(model, layer, noise=noise_of(model, (layer,))[layer])
+    return FastInverter(model, verifier, proposer, together=together)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_state_that_only_the_plain_pass_reproduces_costs_no_scan(
     prompt = random_ids(10, 3)
     states = preimage.capture(model, [prompt], layers=2).at(0, 2)
     inverter = engine(model, 2, build_proposer(model, 2), together)
-    off = 3 * inverter._verifier.tolerances(states)[3] / model.d_model**0.5
+    off = 3 * inverter._verifier.target(states).tolerances[3] / model.d_model**0.5
     extend, run = Prefix.extend, LanguageModel.states
 
     def cached(self: Prefix, ids: Tensor) -> Tensor:
@@ -289,11 +289,12 @@ def test_an_inversion_that_was_not_proved_has_no_margins_to_draw() -> None:
 
 
 def test_positions_are_made_when_looked_at() -> None:
-    lazy = Positions([7, 8, 9], [0.1, 0.2, 0.3], [1.0, 1.0, 2.0], {1: 5})
+    rivals = [(4, 9.0), (5, 8.0), (6, 7.0)]
+    lazy = Positions([7, 8, 9], [0.1, 0.2, 0.3], [1.0, 1.0, 2.0], [2, 5, 2], rivals)
     whole = (
-        Position(0, 7, 0.1, 1.0, True, None, None, 1),
-        Position(1, 8, 0.2, 1.0, True, None, None, 5),
-        Position(2, 9, 0.3, 2.0, True, None, None, 1),
+        Position(0, 7, 0.1, 1.0, True, 4, 9.0, 2),
+        Position(1, 8, 0.2, 1.0, True, 5, 8.0, 5),
+        Position(2, 9, 0.3, 2.0, True, 6, 7.0, 2),
     )
     assert lazy == whole
     assert lazy[-1] == whole[-1]

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from preimage.cli import main
+from preimage.collisions import rounding
 from preimage.errors import OptionError
 from preimage.models import LanguageModel, new_model
 from preimage.results import Verdict
 from preimage.schema import SCHEMA
-from preimage.theory import discriminant, group, updates, verifying, witnesses
+from preimage.theory import discriminant, group, updates, verifying
 from preimage.theory.dichotomy import SEPARATED, SEPARATED_ABOVE
 from preimage.theory.transforms import mix_queries_keys
 from test_loading import make_folder
@@ -286,7 +287,7 @@ def test_verify_sees_what_is_broken(document: Document, monkeypatch: pytest.Monk
     monkeypatch.setattr(group, "permute_heads", mix_queries_keys)  # symmetry
     monkeypatch.setitem(updates._UPDATES, "gradient-descent", other_rate)  # optimiser
     monkeypatch.setattr(discriminant, "COLLISION", 0.0)
-    monkeypatch.setattr(witnesses, "_PRODUCTS", 1e-3)  # structure: rounding is taken for distance
+    monkeypatch.setattr(rounding, "_PRODUCTS", 1e-3)  # structure: rounding is taken for distance
     code, found = document("verify")
     assert (code, found["holds"]) == (1, False)
     broken = [report["check"] for report in found["reports"] if not report["holds"]]

@@ -139,7 +139,7 @@ def _setup(work: Callable[[], object], model: LanguageModel) -> float:
 
 def _misses(found: Inversion) -> int:
     """Positions whose first proposal was refused."""
-    return sum(position.tests > 1 for position in found.positions)
+    return sum(position.tests > 2 for position in found.positions)  # the token and its likeliest rival
 
 
 def _against_sipit(

@@ -86,7 +86,10 @@ class Job:
     def note_rivals(self, count: int, places: Tensor, tokens: Tensor, distances: Tensor) -> int | None:
         """Keep the nearest other token of every position; the first position where that is not far."""
         ids = self.ids[:count].tolist()
-        others = [dict(self.refused.get(index, {})) for index in range(count)]
+        others = [
+            {other: away for other, away in self.refused.get(index, {}).items() if other != token}
+            for index, token in enumerate(ids)
+        ]
         for index, token, distance in zip(places.tolist(), tokens.tolist(), distances.tolist(), strict=True):
             if token != ids[index]:
                 others[index][token] = distance

@@ -147,7 +147,8 @@ class Search:
             if not self._fitting:
                 self._remember_partial()
         found = tuple(self._fitting.values())
-        return Outcome(found, self._partial, self._failure, self._reason, undecided)
+        partial = found[0] if found else self._partial
+        return Outcome(found, partial, self._failure, self._reason, undecided)
 
     def _conclude(self) -> None:
         """Check a full prompt as a whole; the first that fits, also with its alternatives exchanged.

@@ -40,8 +40,7 @@ class Rivals:
 
     def __init__(self, model: LanguageModel) -> None:
         self.vocab_size = model.vocab_size
-        # without the model itself, which would otherwise never be forgotten
-        self._states = weakref.WeakMethod(model.states)
+        self._model = weakref.ref(model)  # or it would never be forgotten
         self._table = model.embedding_table
         generator = torch.Generator().manual_seed(0)
         parts: list[Tensor] = []
@@ -108,7 +107,10 @@ class Rivals:
         self._mistakable |= {token for token, (twins, near) in found.items() if twins or near}
 
     def _inputs(self, ids: Int[Tensor, " token"]) -> Float[Tensor, "token d_model"]:
-        """What enters block 1 for each token, at the first position."""
-        states = self._states()
-        assert states is not None, "the model is gone"
-        return states(ids[:, None], (0,))[0][:, 0].float()
+        """What enters block 1 for each token, at the first position; no block runs, and none is counted."""
+        model = self._model()
+        assert model is not None, "the model is gone"
+        counted = model.forward_tokens
+        states = model.states(ids[:, None], (0,))[0][:, 0].float()
+        model.forward_tokens = counted
+        return states
