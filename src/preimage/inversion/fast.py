@@ -30,7 +30,6 @@ from preimage.inversion.search import BACKOFF_TOLERANCES, Fit, Frame, Outcome, S
 from preimage.inversion.twins import rivals_of
 from preimage.inversion.verifier import Target, Verifier
 from preimage.models import LanguageModel, Prefix, states_of_branches
-from preimage.results import Positions
 
 # Candidates tried in rows of their own on a GPU, round after round, before a cached prefix: the first with
 # the rest of the prompt behind them, which a right guess verifies too, the others up to the mismatch only.
@@ -38,9 +37,7 @@ _LADDER = (2, 16, 64)
 _FIRST_BATCH = {"cpu": 8, "cuda": 512}  # candidates tried first on a cached prefix
 _BATCH_TOKENS = 16384  # tokens of one pass
 _BRANCHES = 512  # tokens tried beside one prompt in one pass
-_WHOLE_REPAIRS = (
-    1  # a prompt with more repairs than this is run from its first mismatch on, and whole at last
-)
+_WHOLE_REPAIRS = 1  # with more repairs a prompt is run from its first mismatch on, and whole at last
 
 # From the prefix, the observed state and the proposer's policy to the policy of a repair.
 RepairPolicy: TypeAlias = Callable[[Prefix, Tensor, Policy], Policy]
@@ -251,21 +248,44 @@ class FastInverter:
     def _conclude(self, job: Job, reading: Reading) -> None:
         """Every position is verified: it is the prompt where at every position all other tokens are far."""
         try:
-            unclear = self._first_unclear(job, reading, len(job))
+            self._end(job, reading, self._unclear(job, reading, len(job)))
+        except BudgetSpentError as spent:
+            self._stop(job, spent)
+
+    def _end(self, job: Job, reading: Reading, unclear: list[int]) -> None:
+        try:
+            open_ = self._first_open(job, unclear)
         except BudgetSpentError as spent:
             self._stop(job, spent)
             return
-        self._end(job, reading, unclear)
-
-    def _end(self, job: Job, reading: Reading, unclear: int | None) -> None:
-        if unclear is not None:
-            self._search(job, reading, unclear)
+        if open_ is not None:
+            self._search(job, reading, open_)
         elif not self._rivals.unmistakable(job.ids.tolist()):
             fits = self._fits(job, len(job))
             job.outcome = Outcome((fits,), fits, None, "")
         else:
-            alone = Verified(self._positions(job, len(job)))
+            alone = Verified(job.positions(len(job)))
             job.outcome = Outcome((alone,), alone, None, "")
+
+    def _first_open(self, job: Job, unclear: list[int]) -> int | None:
+        """Try the whole vocabulary at positions that are not clear; the first where another token may fit."""
+        for index in unclear:
+            token, prefix = int(job.ids[index]), job.prefix_at(index)
+            tested = torch.full((self._model.vocab_size,), math.inf, dtype=torch.float64)
+            for other, away in job.others[index].items():
+                tested[other] = away
+            tested[token] = job.distances[index]
+            for part in torch.isinf(tested).nonzero().flatten().split(prefix.max_candidates):
+                job.budget.check()
+                part = part[: job.budget.tests_left]
+                tested[part] = self._verifier.distances(prefix, part, job.target[index])
+                job.budget.tests += len(part)
+            if bool(torch.isinf(tested).any()):
+                job.budget.check()
+            job.note_scan(index, tested)
+            if {other for other, _ in job.possible(index)} - {*self._rivals.twins(token)}:
+                return index
+        return None
 
     def _conclude_together(self, jobs: list[Job], target: Target, reading: Reading) -> None:
         """The same for many prompts, in shared passes over each prompt and its rivals."""
@@ -288,8 +308,8 @@ class FastInverter:
                 else:
                     self._conclude(job, reading)
 
-    def _first_unclear(self, job: Job, reading: Reading, count: int) -> int | None:
-        """The first of some verified positions at which another token may fit, or is not far from it."""
+    def _unclear(self, job: Job, reading: Reading, count: int) -> list[int]:
+        """Those of some verified positions at which another token may fit, or is not far from it."""
         places, tried = self._branches(job, reading, count)
         prefix = job.prefix_at(count)
         if job.budget.tests_left < len(tried):
@@ -351,7 +371,7 @@ class FastInverter:
         try:
             job.budget.check()
             if start and not job.runners_up:
-                earlier = self._first_unclear(job, reading, start)
+                earlier = self._first_open(job, self._unclear(job, reading, start))
                 start = start if earlier is None else earlier
         except BudgetSpentError as spent:
             self._stop(job, spent)
@@ -369,19 +389,12 @@ class FastInverter:
 
     def _others(self, job: Job, fit: Fit) -> list[Fit]:
         """What else may fit at a verified position."""
-        found = []
-        for token, distance in job.possible.get(fit.position.index, []):
-            if token not in fit.twins:
-                position = fit.position._replace(token_id=token, distance=distance)
-                found.append(Fit(position, self._rivals.twins(token)))
-        return found
-
-    def _positions(self, job: Job, count: int) -> Positions:
-        tests = job.tests or [1 + len(job.refused.get(index, {})) for index in range(count)]
-        columns = job.ids[:count].tolist(), job.distances[:count], job.target.tolerances[:count]
-        return Positions(*columns, tests[:count], job.runners_up[:count])
+        return [
+            Fit(fit.position._replace(token_id=token, distance=away), self._rivals.twins(token))
+            for token, away in job.possible(fit.position.index)
+            if token not in fit.twins
+        ]
 
     def _fits(self, job: Job, count: int) -> tuple[Fit, ...]:
         """The first positions, as they were verified."""
-        positions = self._positions(job, count)
-        return tuple(Fit(position, self._rivals.twins(position.token_id)) for position in positions)
+        return tuple(Fit(at, self._rivals.twins(at.token_id)) for at in job.positions(count))

@@ -16,6 +16,7 @@ from preimage.inversion.budget import Budget
 from preimage.inversion.search import Outcome
 from preimage.inversion.verifier import FAR, Target
 from preimage.models import Prefix
+from preimage.results import Positions
 
 _FAITHFUL = 16.0  # a token of the prompt, tried as a branch, may be so many times out of reach
 
@@ -36,9 +37,7 @@ class Job:
     refused: dict[int, dict[int, float]] = field(default_factory=dict)  # position -> token -> distance
     distances: list[float] = field(default_factory=list)
     runners_up: list[tuple[int, float]] = field(default_factory=list)  # the nearest other token everywhere
-    possible: dict[int, list[tuple[int, float]]] = field(
-        default_factory=dict
-    )  # others that may fit, where any
+    others: list[dict[int, float]] = field(default_factory=list)  # other tokens that were tried everywhere
     tests: list[int] = field(default_factory=list)  # tokens tested everywhere, once it is verified
     repairs: int = 0
     stage: int = 0  # rounds spent on the first mismatch
@@ -83,8 +82,14 @@ class Job:
         reach = torch.tensor(self.target.reaches, dtype=torch.float64)[places]
         return bool((distances <= _FAITHFUL * reach)[own].all())
 
-    def note_rivals(self, count: int, places: Tensor, tokens: Tensor, distances: Tensor) -> int | None:
-        """Keep the nearest other token of every position; the first position where that is not far."""
+    def positions(self, count: int) -> Positions:
+        """The first positions, as they were verified."""
+        tests = self.tests or [1 + len(self.refused.get(index, {})) for index in range(count)]
+        columns = self.ids[:count].tolist(), self.distances[:count], self.target.tolerances[:count]
+        return Positions(*columns, tests[:count], self.runners_up[:count])
+
+    def note_rivals(self, count: int, places: Tensor, tokens: Tensor, distances: Tensor) -> list[int]:
+        """Keep the nearest other token of every position; the positions where that is not far."""
         ids = self.ids[:count].tolist()
         others = [
             {other: away for other, away in self.refused.get(index, {}).items() if other != token}
@@ -94,18 +99,29 @@ class Job:
             if token != ids[index]:
                 others[index][token] = distance
                 self.budget.tests += 1
+        self.others = others
         self.tests = [1 + len(some) for some in others]
         self.runners_up = [min(some.items(), key=itemgetter(1), default=(-1, math.inf)) for some in others]
         reaches = self.target.reaches
-        self.possible = {
-            index: [(token, away) for token, away in some.items() if away <= reaches[index]]
-            for index, some in enumerate(others)
-            if self.runners_up[index][1] <= reaches[index]
-        }
-        for index, (token, distance) in enumerate(self.runners_up):
-            if token < 0 or not distance >= FAR * reaches[index]:
-                return index
-        return None
+        return [
+            index
+            for index, (token, distance) in enumerate(self.runners_up)
+            if token < 0 or not distance >= FAR * reaches[index]
+        ]
+
+    def note_scan(self, index: int, distances: Float[Tensor, " vocabulary"]) -> None:
+        """Keep what a scan of the whole vocabulary has shown at a position."""
+        distances = distances.clone()
+        distances[int(self.ids[index])] = math.inf
+        nearest = distances.argsort()[: 1 + int((distances <= self.target.reaches[index]).sum())]
+        self.others[index] = {int(token): float(distances[token]) for token in nearest}
+        self.tests[index] = len(distances)
+        self.runners_up[index] = (int(nearest[0]), float(distances[nearest[0]]))
+
+    def possible(self, index: int) -> list[tuple[int, float]]:
+        """Other tokens that may fit at a position, as far as they were tried."""
+        reach = self.target.reaches[index]
+        return [(token, away) for token, away in self.others[index].items() if away <= reach]
 
 
 def replaced(ids: Int[Tensor, " position"], at: int, token: int) -> Int[Tensor, " position"]:

@@ -15,8 +15,8 @@ from preimage.models import LanguageModel
 _NEAREST = 16
 # Relative distance of what enters block 1 below which two tokens are always looked at together. Tokens
 # further apart than this, where others are FAR tolerances away, fit only if the model brings them together.
-NEAR = 2**-5
-_PROJECTIONS = 16
+NEAR = 2**-3
+_PROJECTIONS = 32
 _CHUNK = 4096  # tokens embedded at once
 _TOGETHER = 64  # tokens compared with all others at once
 _known: weakref.WeakKeyDictionary[LanguageModel, Rivals]
@@ -34,7 +34,7 @@ class Rivals:
     """For a token: its twins, and tokens whose embeddings are near its own.
 
     Distances are between what enters block 1, the same for all models whatever follows their embedding table.
-    A projection never makes a distance longer, so what is near is near in sixteen dimensions too: a product
+    A projection never makes a distance longer, so what is near is near in a few dimensions too: a product
     of a few tokens with all others there leaves almost nothing to look at closely.
     """
 
@@ -73,7 +73,7 @@ class Rivals:
 
     def look_up(self, ids: Sequence[int]) -> None:
         """Find the twins and near tokens of many tokens at once."""
-        fresh = sorted(set(ids) - self._near.keys())
+        fresh = sorted({token for token in ids if token not in self._near})
         for start in range(0, len(fresh), _TOGETHER):
             self._find(torch.tensor(fresh[start : start + _TOGETHER]))
 

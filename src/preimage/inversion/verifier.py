@@ -35,7 +35,7 @@ from preimage.states import (
 
 # Tokens lie so far apart at a position that the tolerance does not matter: nothing else can fit there but
 # tokens of almost the same embedding, which are tested.
-FAR = 128.0
+FAR = 32.0
 _SLACK = 0.25  # of the tolerance, where that is calibrated
 
 
