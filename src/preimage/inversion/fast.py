@@ -243,8 +243,6 @@ class FastInverter:
         job.repairs += 1
         return True
 
-    # What else may fit.
-
     def _conclude(self, job: Job, reading: Reading) -> None:
         """Every position is verified: it is the prompt where at every position all other tokens are far."""
         try:
@@ -275,7 +273,8 @@ class FastInverter:
             for other, away in job.others[index].items():
                 tested[other] = away
             tested[token] = job.distances[index]
-            for part in torch.isinf(tested).nonzero().flatten().split(prefix.max_candidates):
+            rest = torch.isinf(tested).nonzero().flatten()
+            for part in rest.split(prefix.max_candidates) if len(rest) else ():
                 job.budget.check()
                 part = part[: job.budget.tests_left]
                 tested[part] = self._verifier.distances(prefix, part, job.target[index])
