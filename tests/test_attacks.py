@@ -150,7 +150,8 @@ def test_a_scan_that_a_budget_ended_recovers_nothing() -> None:
     assert (found.status, found.complete) == ("ambiguous", False)
     assert "10 of 41 tokens" in found.reason
     (whole,) = preimage.invert(model, states)
-    assert (whole.status, whole.token_ids, whole.unique) == ("recovered", (3,), "proved")
+    assert (whole.status, whole.token_ids, whole.unique) == ("recovered", (3,), "tested")
+    assert "longer prompts cannot be" in whole.uniqueness
 
 
 def test_a_wide_tolerance_recovers_nothing_from_the_last_state() -> None:
@@ -182,11 +183,11 @@ def test_a_proof_demotes_what_it_refutes(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(preimage.inversion.twins, "NEAR", 0.0)
     monkeypatch.setattr(preimage.inversion.twins, "_NEAREST", 0)
     (fooled,) = preimage.invert(model, states, tolerance=0.2)
-    if fooled.status == "recovered":
-        assert fooled.unique == "tested"
+    assert (fooled.status, fooled.unique) == ("recovered", "tested")
     (proved,) = preimage.invert(model, states, tolerance=0.2, prove=True)
     assert proved.status == "ambiguous"
     assert {(8, 11, 9), (8, 5, 9)} <= set(proved.alternatives)
+    assert (proved.unique, proved.uniqueness) == (None, "")
 
 
 def test_a_proof_says_so() -> None:

@@ -532,6 +532,16 @@ def results_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "items.jsonl"}
 
 
+def differing(first: Any, second: Any, at: str = "") -> list[str]:
+    """Where two documents differ, and how: what an assertion over two files of bytes does not show."""
+    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
+        return [line for key in first for line in differing(first[key], second[key], f"{at}.{key}")]
+    if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        pairs = enumerate(zip(first, second, strict=True))
+        return [line for i, pair in pairs for line in differing(*pair, f"{at}[{i}]")]
+    return [] if first == second else [f"{at}: {first!r}, {second!r}"]
+
+
 def lines(folder: Path) -> int:
     """Finished items in a run folder."""
     items = folder / "items.jsonl"
@@ -663,6 +673,7 @@ def test_a_killed_process_is_continued_by_another(whole: Path, compared: list[in
     assert lines(out) == 3
     search(out)
     assert len(compared) == 2
+    assert not differing(*(json.loads((folder / "run.json").read_text()) for folder in (out, whole)))
     assert results_of(out) == results_of(whole)
 
 

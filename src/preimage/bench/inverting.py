@@ -77,13 +77,6 @@ def _prompts(model: LanguageModel, counts: dict[str, int], length: int, seed: in
     return found
 
 
-def _exact(found: Inversion, ids: Sequence[int]) -> bool:
-    """Whether the true prompt is what is claimed: recovered, or among those listed as fitting."""
-    if found.status == "recovered":
-        return found.token_ids == tuple(ids)
-    return found.status == "ambiguous" and tuple(ids) in found.alternatives
-
-
 def _statuses(found: Iterable[Inversion]) -> dict[str, int]:
     """How many came back as what, most frequent first."""
     return dict(Counter(result.status for result in found).most_common())
@@ -113,7 +106,7 @@ def _layer(
                 "proposer": found.proposer,
                 "misses": _misses(found),
                 "status": found.status,
-                "exact": _exact(found, ids),
+                "exact": found.claims(ids),
             }
         )
     return {
@@ -237,7 +230,7 @@ def bench_throughput(
         setup = _setup(work, model)
         took = statistics.median(seconds(work, model.device) for _ in range(rounds))
         table[str(layer)] = {
-            "exact": sum(_exact(one, ids) for one, ids in zip(found, prompts, strict=True)),
+            "exact": sum(one.claims(ids) for one, ids in zip(found, prompts, strict=True)),
             "statuses": _statuses(found),
             "prompts": len(prompts),
             "seconds": took,

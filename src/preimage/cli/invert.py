@@ -171,9 +171,9 @@ def _show_margins(found: list[Inversion], model: LanguageModel) -> None:
 
 
 def _with_truth(result: Inversion, states: States, index: int) -> dict[str, Any]:
-    """The result, and whether it is the prompt that was run, where that is known."""
+    """The result, and whether it claims the prompt that was run, where that is known."""
     truth = states.token_ids[index] if states.token_ids is not None else None
-    exact = None if truth is None else result.token_ids == truth
+    exact = None if truth is None else result.claims(truth)
     return {"index": index, "exact": exact, **result.to_dict()}
 
 
@@ -186,6 +186,8 @@ def _show(found: list[Inversion]) -> None:
     for index, result in enumerate(found):
         if result.reason:
             print_lines(f"{index}: {result.reason}")
+        if result.uniqueness:
+            print_lines(f"{index}: nothing else fits ({result.unique}). {result.uniqueness}")
         if result.status == "ambiguous":
-            print_lines(f"{index}: {result.fitting} prompts fit:")
+            print_lines(f"{index}: {result.fitting}{'' if result.complete else ' or more'} prompts fit:")
             print_lines(*(f"  {list(ids)}" for ids in result.alternatives))

@@ -18,14 +18,14 @@ from preimage.inversion.budget import Budget
 from preimage.inversion.fast import FastInverter, RepairPolicy
 from preimage.inversion.last_only import invert_last
 from preimage.inversion.options import InvertOptions
-from preimage.inversion.outcomes import make_result, say_how, with_status
+from preimage.inversion.outcomes import make_result, say_how, say_of_last, with_status
 from preimage.inversion.policies import GradientPolicy, InterruptedPolicy, Policy, RandomPolicy
 from preimage.inversion.proposers import Proposer, build_proposer
 from preimage.inversion.proving import prove, search_everywhere
 from preimage.inversion.search import Outcome, Search
 from preimage.inversion.twins import rivals_of
 from preimage.inversion.uncached import UncachedPrefix
-from preimage.inversion.verifier import Trial, Verifier
+from preimage.inversion.verifier import FAR, Trial, Verifier
 from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
@@ -125,6 +125,7 @@ def _run_folder(
         "states": states.fingerprint(layer),
         "layer": layer,
         "options": options.to_dict(),
+        "far": FAR,  # results judged by another line, or by none, do not mix
     }
     return RunFolder(out, plan)
 
@@ -185,7 +186,8 @@ def _invert_one(
     else:
         outcome = _search(model, observed, verifier, options, budget, index)
     ran = model.forward_tokens - run_before
-    return make_result(model, outcome, verifier, options, budget.tests, budget.seconds, ran)
+    result = make_result(model, outcome, verifier, options, budget.tests, budget.seconds, ran)
+    return result if states.positions == "all" else say_of_last(result)
 
 
 def _proved(
@@ -207,8 +209,9 @@ def _proved(
         if result.fitting > 1:  # twins
             return proved
         return say_how(replace(proved, status="recovered", alternatives=()), model.vocab_size)
-    outcome = search_everywhere(model, target, verifier, options.timeout)
-    return with_status(replace(proved, reason=outcome.reason, unique=None), outcome, model.vocab_size)
+    outcome = search_everywhere(model, proved, target, verifier, options.timeout)
+    open_ = replace(proved, reason=outcome.reason, unique=None, uniqueness="")
+    return with_status(open_, outcome, model.vocab_size)
 
 
 def _budget(model: LanguageModel, length: int, options: InvertOptions) -> Budget:

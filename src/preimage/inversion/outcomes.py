@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from preimage.inversion.last_only import LONGEST
 from preimage.inversion.options import InvertOptions
 from preimage.inversion.search import MAX_PROMPTS, Fit, Outcome, Verified
 from preimage.inversion.verifier import Verifier
@@ -108,6 +109,17 @@ def say_how(result: Inversion, vocab_size: int) -> Inversion:
     )
     if any(whole):
         words += f" The whole vocabulary was tried at the other {sum(whole)}."
+    return replace(result, unique="tested", uniqueness=words)
+
+
+def say_of_last(result: Inversion) -> Inversion:
+    """The same of a last position alone: longer prompts were not tried, so nothing is proved."""
+    if result.status != "recovered":
+        return result
+    words = (
+        f"{result.uniqueness} So were prompts of this token repeated, up to {LONGEST} times; other longer "
+        "prompts cannot be, but none of the tokens tried is near."
+    )
     return replace(result, unique="tested", uniqueness=words)
 
 

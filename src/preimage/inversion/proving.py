@@ -16,7 +16,7 @@ from torch import Tensor
 from preimage.distances import row_distances
 from preimage.inversion.budget import Budget
 from preimage.inversion.policies import RankedPolicy
-from preimage.inversion.search import Outcome, Search
+from preimage.inversion.search import Fit, Frame, Outcome, Search
 from preimage.inversion.twins import rivals_of
 from preimage.inversion.verifier import Target, Verifier
 from preimage.models import LanguageModel, Prefix
@@ -69,16 +69,18 @@ def prove(
 
 
 def search_everywhere(
-    model: LanguageModel, target: Target, verifier: Verifier, timeout: float | None
+    model: LanguageModel, result: Inversion, target: Target, verifier: Verifier, timeout: float | None
 ) -> Outcome:
-    """Every prompt that fits, with the whole vocabulary tried at every position."""
+    """Every prompt that fits beside the recovered one, the whole vocabulary tried at every position."""
+    rivals = rivals_of(model)
+    known = [Frame(Fit(position, rivals.twins(position.token_id))) for position in result.positions]
     prefix = model.prefix(verifier.layer)
     budget = Budget(len(target) * model.vocab_size, timeout)
 
     def policy(_: int) -> RankedPolicy:
         return RankedPolicy(torch.arange(model.vocab_size), model.vocab_size, prefix.max_candidates)
 
-    return Search(target, prefix, verifier, policy, rivals_of(model), budget, exhaustive=True).run()
+    return Search(target, prefix, verifier, policy, rivals, budget, exhaustive=True).run(fitting=known)
 
 
 def _scan(

@@ -111,6 +111,7 @@ class Search:
         self._exhaustive = exhaustive
         self.frames: list[Frame] = []
         self._fitting: dict[tuple[int, ...], tuple[Fit, ...]] = {}
+        self._exchanged = False  # whether alternatives of a prompt that fits were exchanged
         self._tests_before = 0  # spent when the first prompt that fits was found
         self._likely: list[int] = []
         self._partial: tuple[Fit, ...] = ()
@@ -156,7 +157,6 @@ class Search:
         Whether those fit takes one pass each, so that they are listed even where the budget ends before the
         search has come to them. They stay alternatives: what may follow them is the search's to find out.
         """
-        first = not self._fitting
         misfits = self._check([frame.chosen for frame in self.frames])
         if misfits:
             worst = max(misfits, key=misfits.__getitem__)
@@ -165,11 +165,12 @@ class Search:
                 chosen._replace(distance=misfits[worst], accepted=False),
                 "The recovered prompt as a whole does not reproduce the state",
             )
-        elif first:
+        elif not self._exchanged:
             self._exchange(self.frames)
 
     def _exchange(self, frames: Sequence[Frame]) -> None:
         self._tests_before = self._budget.tests
+        self._exchanged = any(frame.others for frame in frames)
         for fits in islice(_exchanged(frames), MAX_PROMPTS - len(self._fitting)):
             self._check(fits)
 

@@ -108,6 +108,12 @@ class Inversion:
     failed_distance: float | None
     reason: str
 
+    def claims(self, ids: Sequence[int]) -> bool:
+        """Whether these ids are the recovered prompt, or among those listed as fitting."""
+        if self.status == "recovered":
+            return self.token_ids == tuple(ids)
+        return self.status == "ambiguous" and tuple(ids) in self.alternatives
+
     def to_dict(self) -> dict[str, Any]:
         """Plain json types."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
