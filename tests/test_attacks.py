@@ -241,9 +241,18 @@ def test_branches_are_tokens_tried_where_they_stand(name: str) -> None:
     prefix.extend(ids)
     places, tokens = torch.tensor([0, 1, 2, 3, 3, 1]), torch.tensor([5, 6, 7, 8, 9, 40])
     found = prefix.try_at(places, tokens)
-    together = states_of_branches(model, 2, ids[None], places[None], tokens[None])[0]
-    assert len(prefix) == 4
-    for place, token, *states in zip(places, tokens, found, together, strict=True):
+    (trunk,), (together,) = states_of_branches(model, 2, ids[None], places[None], tokens[None])
+    growing = model.prefix(2)
+    growing.extend(ids[:1])
+    rest, beside = growing.extend_and_try(ids[1:], places, tokens)
+    plain = model.states(ids[None], (2,))[2][0]
+    limits = 16 * noise_of(model, (2,))[2].relative * plain.norm(dim=1)
+    assert bool(((trunk - plain).norm(dim=1) <= limits).all())
+    assert bool(((rest - plain[1:]).norm(dim=1) <= limits[1:]).all())
+    follow = torch.tensor([11])
+    assert (len(prefix), len(growing)) == (4, 4)
+    assert torch.allclose(growing.try_tokens(follow), prefix.try_tokens(follow), rtol=1e-4, atol=1e-5)
+    for place, token, *states in zip(places, tokens, found, together, beside, strict=True):
         alone = model.states(torch.cat([ids[:place], token[None]])[None], (2,))[2][0, -1]
         allowed = 16 * noise_of(model, (2,))[2].relative * float(alone.norm())
         assert all(float((state - alone).norm()) <= allowed for state in states)

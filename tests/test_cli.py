@@ -388,7 +388,7 @@ def test_the_bench_counts_what_is_claimed_and_times_what_was_verified(
         (True, {"status": "ambiguous", "alternatives": (other, ids), "token_ids": other}),
         (False, {"status": "ambiguous", "alternatives": (other,)}),
     ):
-        assert inverting._exact(replace(right, **changes), ids) is expected, changes
+        assert replace(right, **changes).claims(ids) is expected, changes
 
     def invert(_: object, states: States, layer: int, method: str, **__: object) -> list[Inversion]:
         (length,) = states.lengths

@@ -4,8 +4,8 @@ What a pass verifies from the left is settled. On a GPU many prompts share a pas
 candidates are tried in whole rows, so that a right guess verifies the rest at once. On a CPU prompts go one
 by one, and the mismatch is repaired by a batch of single tokens on the keys and values the pass left behind.
 In both, candidates follow the proposer's order, in growing batches up to the whole vocabulary, and the last
-pass runs over the whole prompt and verifies every position. Then one more pass tries, at every position, the
-token most likely to be mistaken for the verified one: where that is not far away, a search with the whole
+pass runs over the whole prompt and verifies every position. Beside it, in the same pass, the token most
+likely to be mistaken is tried at every position: where that is not far away, a search with the whole
 vocabulary decides.
 """
 
@@ -17,10 +17,11 @@ from functools import partial
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from preimage.inversion.apartness import Apartness
 from preimage.inversion.budget import Budget, BudgetSpentError
 from preimage.inversion.jobs import Job, replaced
 from preimage.inversion.policies import Policy, RankedPolicy
@@ -36,7 +37,7 @@ from preimage.models import LanguageModel, Prefix, states_of_branches
 _LADDER = (2, 16, 64)
 _FIRST_BATCH = {"cpu": 8, "cuda": 512}  # candidates tried first on a cached prefix
 _BATCH_TOKENS = 16384  # tokens of one pass
-_BRANCHES = 512  # tokens tried beside one prompt in one pass
+_BESIDE = 512  # a prompt of more tokens is not run together with its rivals on a CPU: nothing is gained
 _WHOLE_REPAIRS = 1  # with more repairs a prompt is run from its first mismatch on, and whole at last
 
 # From the prefix, the observed state and the proposer's policy to the policy of a repair.
@@ -59,6 +60,7 @@ class FastInverter:
         self._proposer = proposer
         self._repair_policy = repair
         self._rivals = rivals_of(model)
+        self._apart = Apartness(model, verifier)
         self._together = model.device.type != "cpu" if together is None else together
 
     def run(self, observed: Sequence[Float[Tensor, "_ d_model"]], budgets: Sequence[Budget]) -> list[Outcome]:
@@ -94,7 +96,7 @@ class FastInverter:
         try:
             while job.outcome is None:
                 job.budget.check()
-                self._pass(job, 0 if whole else job.verified)
+                self._pass(job, reading, 0 if whole else job.verified)
                 if job.verified == len(job):
                     if whole:
                         self._conclude(job, reading)
@@ -106,30 +108,76 @@ class FastInverter:
         except BudgetSpentError as spent:
             self._stop(job, spent)
 
-    def _pass(self, job: Job, start: int) -> None:
+    def _pass(self, job: Job, reading: Reading, start: int) -> None:
         """Run a prompt from a position on; what agrees from the left is settled."""
         row = job.ids if job.verified == len(job) else job.affordable(len(job))
+        branches = None if start or job.plainly else self._branches(job, reading, _BESIDE)
         if job.plainly:
-            job.distances = self._verifier.whole_sequence(row.tolist(), job.target[: len(row)])
+            distances = self._verifier.whole_sequence(row.tolist(), job.target[: len(row)])
+        elif branches is not None:
+            states, rivals = map(self._verifier.observe, job.run_with_rivals(*branches))
+            distances = job.target.away(states).tolist()
         else:
             seen = self._verifier.observe(job.extend_prefix(row, start))
-            job.distances = job.distances[:start] + job.target[start : len(row)].away(seen).tolist()
-        before = job.verified
-        job.verified = self._note_refusal(job, row, job.distances)
+            distances = job.distances[:start] + job.target[start : len(row)].away(seen).tolist()
+        self._settle(job, row, distances)
+        if branches is not None:
+            job.note_rivals(*branches, job.target[branches[0].tolist()].away(rivals))
+
+    def _settle(self, job: Job, row: Tensor, distances: list[float]) -> None:
+        before, job.distances = job.verified, distances
+        job.verified = self._note_refusal(job, row, distances)
         job.budget.tests += max(0, job.verified - before) + (job.verified < len(row))
+
+    def _branches(self, job: Job, reading: Reading, longest: int) -> tuple[Tensor, Tensor] | None:
+        """The rivals to run beside a whole prompt; None where they are better tried later, or not at all."""
+        if len(job) > longest or not self._apart.takes_branches(len(job)):
+            return None
+        branches = self._apart.branches(job, reading, len(job))
+        enough = job.budget.tests_left >= len(job) + len(branches[0])
+        return branches if enough and 0 < len(branches[0]) <= max(longest, len(job)) else None
 
     # Many prompts in shared passes.
 
     def _run_together(self, jobs: list[Job], target: Target, reading: Reading) -> None:
-        rows = {job.index: [job.affordable(len(job))] for job in jobs}
-        verified: list[Job] = []
+        self._with_rivals(jobs, target, reading)
+        open_ = [job for job in jobs if not job.distances]
+        rows = {job.index: [job.affordable(len(job))] for job in open_}
+        begun = [job for job in jobs if job.distances and job.verified < len(job)]
+        rows |= {job.index: some for job in begun if (some := self._next(job, reading))}
         while rows:
             self._round(jobs, target, rows, reading)
-            open_ = [jobs[index] for index in rows if jobs[index].outcome is None]
-            verified += [job for job in open_ if job.verified == len(job)]
-            following = {job.index: self._next(job, reading) for job in open_ if job.verified < len(job)}
+            left = [jobs[index] for index in rows if jobs[index].outcome is None]
+            following = {job.index: self._next(job, reading) for job in left if job.verified < len(job)}
             rows = {index: some for index, some in following.items() if some}
-        self._conclude_together(verified, target, reading)
+        left = [job for job in jobs if job.outcome is None]
+        self._with_rivals(left, target, reading)
+        for job in left:
+            self._conclude(job, reading)
+
+    def _with_rivals(self, jobs: list[Job], target: Target, reading: Reading) -> None:
+        """Run prompts and rivals at every position of them, in shared passes."""
+        self._rivals.look_up([token for job in jobs for token in job.ids.tolist()])
+        longest = target.low.shape[1]
+        asked = [(job, self._branches(job, reading, longest)) for job in jobs]
+        every = [(job, branches) for job, branches in asked if branches is not None]
+        size = max(1, _BATCH_TOKENS // (2 * longest))
+        for start in range(0, len(every), size):
+            some = every[start : start + size]
+            ids = pad_sequence([job.ids for job, _ in some], batch_first=True)
+            places, tokens = (
+                pad_sequence(list(column), batch_first=True)
+                for column in zip(*(branches for _, branches in some), strict=True)
+            )
+            states = states_of_branches(self._model, self._verifier.layer, ids, places, tokens)
+            trunk, rivals = map(self._verifier.observe, states)
+            rows = torch.tensor([[job.index] for job, _ in some])
+            distances = target[rows[:, 0], : ids.shape[1]].away(trunk).tolist()
+            others = target[rows, places].away(rivals).cpu()
+            for (job, branches), away, beside in zip(some, distances, others, strict=True):
+                if job.verified < len(job):
+                    self._settle(job, job.ids, away[: len(job)])
+                job.note_rivals(*branches, beside[: len(branches[0])])
 
     def _round(
         self, jobs: list[Job], target: Target, rows: dict[int, list[Tensor]], reading: Reading
@@ -163,7 +211,7 @@ class FastInverter:
     def _next(self, job: Job, reading: Reading) -> list[Tensor]:
         """The rows to run next for a prompt; none when it has ended."""
         at = job.verified
-        refused = job.refused.get(at)
+        refused = job.tested.get(at)
         try:
             job.budget.check()
             if not refused:  # the rest of the proposal was not run yet behind what is verified
@@ -171,7 +219,7 @@ class FastInverter:
             if self._fits_plainly(job):
                 self._run_alone(job, reading)
                 return []
-            if job.stage == len(_LADDER):
+            if job.stage == len(_LADDER) or job.nearest(at) is not None:
                 return [job.ids] if self._repair(job, reading) else []
         except BudgetSpentError as spent:
             self._stop(job, spent)
@@ -190,17 +238,31 @@ class FastInverter:
             zip(distances[: len(ids)], job.target.tolerances, strict=False)
         ):
             if not distance <= tolerance:
-                job.refused.setdefault(position, {})[int(ids[position])] = distance
+                job.tested.setdefault(position, {})[int(ids[position])] = distance
                 return position
         return len(ids)
 
     def _repair(self, job: Job, reading: Reading) -> bool:
-        """Find the token of the first mismatch on the cached prefix; False where the prompt ends there."""
-        at, prefix = job.verified, job.prefix_at(job.verified)
-        tolerance, reach = job.target.tolerances[at], job.target.reaches[at]
-        refused = job.refused.setdefault(at, {})
+        """Find the token of the first mismatch; False where the prompt ends there."""
+        at = job.verified
+        nearest = job.nearest(at)  # a rival that was tried beside the pass
+        if nearest is None:
+            nearest = self._try_candidates(job, reading, at)
+        within = {token for token, distance in job.tested[at].items() if distance <= job.target.reaches[at]}
+        if nearest is None or within - {nearest, *self._rivals.twins(nearest)}:
+            self._search(job, reading, at)  # nothing fits, or several tokens may: a matter of alternatives
+            return False
+        del job.tested[at][nearest]
+        job.ids, job.stage = replaced(job.ids, at, nearest), 0
+        job.repairs += 1
+        return True
+
+    def _try_candidates(self, job: Job, reading: Reading, at: int) -> int | None:
+        """Try tokens on the cached prefix until one fits; the nearest of its batch, None when none does."""
+        prefix = job.prefix_at(at)
+        known = job.tested.setdefault(at, {})
         tested = torch.full((self._model.vocab_size,), math.inf, dtype=torch.float64)
-        tested[list(refused)] = torch.tensor(list(refused.values()), dtype=torch.float64)
+        tested[list(known)] = torch.tensor(list(known.values()), dtype=torch.float64)
         first = _FIRST_BATCH.get(self._model.device.type, _FIRST_BATCH["cpu"])
         ranked = RankedPolicy(reading.order(job.index, at), first, prefix.max_candidates)
         policy = self._repair_policy(prefix, job.observed[at], ranked)
@@ -211,16 +273,9 @@ class FastInverter:
             distances = self._verifier.distances(prefix, ids, job.target[at])
             tested[ids] = distances
             job.budget.tests += len(ids)
-            refused.update(zip(ids.tolist(), distances.tolist(), strict=True))
-            nearest = int(ids[distances.argmin()]) if float(distances.min()) <= tolerance else None
-        within = {token for token, distance in refused.items() if distance <= reach}
-        if nearest is None or within - {nearest, *self._rivals.twins(nearest)}:
-            self._search(job, reading, at)  # nothing fits, or several tokens may: a matter of alternatives
-            return False
-        del refused[nearest]
-        job.ids, job.stage = replaced(job.ids, at, nearest), 0
-        job.repairs += 1
-        return True
+            known.update(zip(ids.tolist(), distances.tolist(), strict=True))
+            nearest = job.nearest(at)
+        return nearest
 
     def _fits_plainly(self, job: Job) -> bool:
         """Whether the nearest refused token fits in a plain pass over the whole prompt.
@@ -228,7 +283,7 @@ class FastInverter:
         States of attention sinks are so long that another shape of the pass, cached or shared, can move them
         out of tolerance. The plain pass has the final word anyway; from here on it has every word.
         """
-        at, refused = job.verified, job.refused.get(job.verified)
+        at, refused = job.verified, job.tested.get(job.verified)
         if job.plainly or not refused:
             return False
         token = min(refused, key=refused.__getitem__)
@@ -246,13 +301,13 @@ class FastInverter:
     def _conclude(self, job: Job, reading: Reading) -> None:
         """Every position is verified: it is the prompt where at every position all other tokens are far."""
         try:
-            self._end(job, reading, self._unclear(job, reading, len(job)))
+            self._end(job, reading, self._apart.unclear(job, reading, len(job)))
         except BudgetSpentError as spent:
             self._stop(job, spent)
 
     def _end(self, job: Job, reading: Reading, unclear: list[int]) -> None:
         try:
-            open_ = self._first_open(job, unclear)
+            open_ = self._apart.first_open(job, unclear)
         except BudgetSpentError as spent:
             self._stop(job, spent)
             return
@@ -265,100 +320,6 @@ class FastInverter:
             alone = Verified(job.positions(len(job)))
             job.outcome = Outcome((alone,), alone, None, "")
 
-    def _first_open(self, job: Job, unclear: list[int]) -> int | None:
-        """Try the whole vocabulary at positions that are not clear; the first where another token may fit."""
-        for index in unclear:
-            token, prefix = int(job.ids[index]), job.prefix_at(index)
-            tested = torch.full((self._model.vocab_size,), math.inf, dtype=torch.float64)
-            for other, away in job.others[index].items():
-                tested[other] = away
-            tested[token] = job.distances[index]
-            rest = torch.isinf(tested).nonzero().flatten()
-            for part in rest.split(prefix.max_candidates) if len(rest) else ():
-                job.budget.check()
-                part = part[: job.budget.tests_left]
-                tested[part] = self._verifier.distances(prefix, part, job.target[index])
-                job.budget.tests += len(part)
-            if bool(torch.isinf(tested).any()):
-                job.budget.check()
-            job.note_scan(index, tested)
-            if {other for other, _ in job.possible(index)} - {*self._rivals.twins(token)}:
-                return index
-        return None
-
-    def _conclude_together(self, jobs: list[Job], target: Target, reading: Reading) -> None:
-        """The same for many prompts, in shared passes over each prompt and its rivals."""
-        self._rivals.look_up([token for job in jobs for token in job.ids.tolist()])
-        size = max(1, _BATCH_TOKENS // max((2 * len(job) for job in jobs), default=1))
-        for start in range(0, len(jobs), size):
-            some = jobs[start : start + size]
-            branches = [self._branches(job, reading, len(job)) for job in some]
-            ids = pad_sequence([job.ids for job in some], batch_first=True)
-            places, tokens = (
-                pad_sequence(list(column), batch_first=True) for column in zip(*branches, strict=True)
-            )
-            states = states_of_branches(self._model, self._verifier.layer, ids, places, tokens)
-            rows = torch.tensor([[job.index] for job in some])
-            distances = target[rows, places].away(self._verifier.observe(states)).cpu()
-            for job, branch, away in zip(some, branches, distances, strict=True):
-                away = away[: len(branch[0])]
-                if job.budget.tests_left >= len(away) and job.faithful(*branch, away):
-                    self._end(job, reading, job.note_rivals(len(job), *branch, away))
-                else:
-                    self._conclude(job, reading)
-
-    def _unclear(self, job: Job, reading: Reading, count: int) -> list[int]:
-        """Those of some verified positions at which another token may fit, or is not far from it."""
-        places, tried = self._branches(job, reading, count)
-        prefix = job.prefix_at(count)
-        if job.budget.tests_left < len(tried):
-            raise BudgetSpentError("the budget is spent before it is known how far apart tokens lie")
-        job.budget.check()
-        parts = [
-            job.target[some.tolist()].away(self._verifier.observe(prefix.try_at(some, ids))).cpu()
-            for some, ids in zip(places.split(_BRANCHES), tried.split(_BRANCHES), strict=True)
-        ]
-        distances = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
-        if not job.faithful(places, tried, distances):
-            distances = self._one_by_one(job, places, tried)
-        return job.note_rivals(count, places, tried, distances)
-
-    def _branches(
-        self, job: Job, reading: Reading, count: int
-    ) -> tuple[Int[Tensor, " branch"], Int[Tensor, " branch"]]:
-        """Positions and tokens to try there: the verified one's likeliest rival, and those near it.
-
-        A few verified tokens are tried too: what comes of them tells whether the model takes branches.
-        """
-        ids = job.ids[:count].tolist()
-        own = torch.tensor(sorted({0, count // 2, count - 1})) if count else torch.empty(0, dtype=torch.long)
-        if not job.refused and self._rivals.unmistakable(ids):  # most are so, and there may be very many
-            return torch.cat([torch.arange(count), own]), torch.cat([job.second[:count], job.ids[own]])
-        branches: list[tuple[int, int]] = []
-        for index, (token, second) in enumerate(zip(ids, job.second.tolist(), strict=False)):
-            refused, twins = job.refused.get(index, {}), self._rivals.twins(token)
-            if second == token or second in twins:
-                likely = reading.top(job.index, index, 2 + len(twins))
-                second = next((other for other in likely if other != token and other not in twins), token)
-            rivals = {second, *self._rivals.near(token)} - {token, *refused}
-            branches += [(index, rival) for rival in sorted(rivals)]
-        branches += [
-            (index, ids[index]) for index in sorted({0, count // 2, count - 1}) if 0 <= index < count
-        ]
-        places, tokens = torch.tensor(branches, dtype=torch.long).view(-1, 2).unbind(dim=1)
-        return places, tokens
-
-    def _one_by_one(
-        self, job: Job, places: Int[Tensor, " branch"], tokens: Int[Tensor, " branch"]
-    ) -> Float[Tensor, " branch"]:
-        """The same distances without branches: position by position, from the last to the first."""
-        distances = torch.empty(len(tokens), dtype=torch.float64)
-        for index in reversed(places.unique().tolist()):
-            mine = (places == index).nonzero().flatten()
-            prefix = job.prefix_at(index)
-            distances[mine] = self._verifier.distances(prefix, tokens[mine], job.target[index])
-        return distances
-
     def _stop(self, job: Job, spent: BudgetSpentError) -> None:
         at = min(job.verified, len(job.distances))
         fits = self._fits(job, at)
@@ -370,7 +331,7 @@ class FastInverter:
         try:
             job.budget.check()
             if start and not job.runners_up:
-                earlier = self._first_open(job, self._unclear(job, reading, start))
+                earlier = self._apart.first_open(job, self._apart.unclear(job, reading, start))
                 start = start if earlier is None else earlier
         except BudgetSpentError as spent:
             self._stop(job, spent)
@@ -380,7 +341,7 @@ class FastInverter:
             return RankedPolicy(reading.order(job.index, position), 16, job.prefix.max_candidates)
 
         prefix = job.prefix_at(start)
-        refused = {start: job.refused.get(start, {})}
+        refused = {start: job.tested.get(start, {})}
         search = Search(job.target, prefix, self._verifier, policy, self._rivals, job.budget, refused)
         frames = [Frame(fit, self._others(job, fit)) for fit in self._fits(job, job.verified)]
         known = [Frame(frame.chosen) for frame in frames[:start]]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -17,8 +16,6 @@ from preimage.inversion.search import Outcome
 from preimage.inversion.verifier import FAR, Target
 from preimage.models import Prefix
 from preimage.results import Positions
-
-_FAITHFUL = 16.0  # a token of the prompt, tried as a branch, may be so many times out of reach
 
 
 @dataclass
@@ -34,11 +31,12 @@ class Job:
     make_prefix: Callable[[], Prefix]
     held: list[int] = field(default_factory=list)  # tokens of the cached prefix
     verified: int = 0
-    refused: dict[int, dict[int, float]] = field(default_factory=dict)  # position -> token -> distance
+    # position -> token -> distance, of other tokens than the proposal's, up to the first mismatch
+    tested: dict[int, dict[int, float]] = field(default_factory=dict)
     distances: list[float] = field(default_factory=list)
     runners_up: list[tuple[int, float]] = field(default_factory=list)  # the nearest other token everywhere
     others: list[dict[int, float]] = field(default_factory=list)  # other tokens that were tried everywhere
-    tests: list[int] = field(default_factory=list)  # tokens tested everywhere, once it is verified
+    tests: list[int] = field(default_factory=list)  # how many were tried everywhere
     repairs: int = 0
     stage: int = 0  # rounds spent on the first mismatch
     plainly: bool = False  # whether only plain passes over the whole prompt are near enough to the states
@@ -63,6 +61,15 @@ class Job:
         self.held = row.tolist()
         return states
 
+    def run_with_rivals(
+        self, places: Int[Tensor, " branch"], tokens: Int[Tensor, " branch"]
+    ) -> tuple[Float[Tensor, "position d_model"], Float[Tensor, "branch d_model"]]:
+        """Run the whole proposal, and rivals as branches off it, in one pass."""
+        self.prefix.crop(0)
+        states = self.prefix.extend_and_try(self.ids, places, tokens)
+        self.held = self.ids.tolist()
+        return states
+
     def prefix_at(self, length: int) -> Prefix:
         """The cached prefix, holding just the first tokens of the prompt."""
         wanted = self.ids[:length].tolist()
@@ -76,38 +83,40 @@ class Job:
         self.held = wanted
         return self.prefix
 
-    def faithful(self, places: Tensor, tokens: Tensor, distances: Tensor) -> bool:
-        """Whether tokens of the prompt, tried as branches at their own positions, give their own states."""
-        own = tokens == self.ids[places]
-        reach = torch.tensor(self.target.reaches, dtype=torch.float64)[places]
-        return bool((distances <= _FAITHFUL * reach)[own].all())
-
     def positions(self, count: int) -> Positions:
         """The first positions, as they were verified."""
-        tests = self.tests or [1 + len(self.refused.get(index, {})) for index in range(count)]
+        tests = self.tests or [1 + len(self.tested.get(index, {})) for index in range(count)]
         columns = self.ids[:count].tolist(), self.distances[:count], self.target.tolerances[:count]
         return Positions(*columns, tests[:count], self.runners_up[:count])
 
-    def note_rivals(self, count: int, places: Tensor, tokens: Tensor, distances: Tensor) -> list[int]:
-        """Keep the nearest other token of every position; the positions where that is not far."""
-        ids = self.ids[:count].tolist()
-        others = [
-            {other: away for other, away in self.refused.get(index, {}).items() if other != token}
-            for index, token in enumerate(ids)
-        ]
-        for index, token, distance in zip(places.tolist(), tokens.tolist(), distances.tolist(), strict=True):
-            if token != ids[index]:
-                others[index][token] = distance
+    def note_rivals(self, places: Tensor, tokens: Tensor, distances: Tensor) -> None:
+        """Keep the distances of tokens tried at settled positions and at the first mismatch."""
+        for index, token, away in zip(places.tolist(), tokens.tolist(), distances.tolist(), strict=True):
+            if index <= self.verified:  # behind a mismatch the prefix was another one, and nothing was tested
+                self.tested.setdefault(index, {})[token] = away
                 self.budget.tests += 1
-        self.others = others
-        self.tests = [1 + len(some) for some in others]
-        self.runners_up = [min(some.items(), key=itemgetter(1), default=(-1, math.inf)) for some in others]
+
+    def weigh_rivals(self, count: int) -> list[int]:
+        """Find the nearest other token of every position; the positions where that is not far."""
+        self.others = [
+            {other: away for other, away in self.tested.get(index, {}).items() if other != token}
+            for index, token in enumerate(self.ids[:count].tolist())
+        ]
+        self.tests = [1 + len(some) for some in self.others]
+        self.runners_up = [
+            min(some.items(), key=itemgetter(1), default=(-1, math.inf)) for some in self.others
+        ]
         reaches = self.target.reaches
         return [
             index
             for index, (token, distance) in enumerate(self.runners_up)
             if token < 0 or not distance >= FAR * reaches[index]
         ]
+
+    def nearest(self, at: int) -> int | None:
+        """The nearest of the tokens tested at a position, if it fits."""
+        token, away = min(self.tested.get(at, {}).items(), key=itemgetter(1), default=(-1, math.inf))
+        return token if away <= self.target.tolerances[at] else None
 
     def note_scan(self, index: int, distances: Float[Tensor, " vocabulary"]) -> None:
         """Keep what a scan of the whole vocabulary has shown at a position."""

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _SCORES = {"cpu": 2**22, "cuda": 2**30}  # scores held at once
+_BLOCK = 256  # tokens of which the best is looked for first
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,9 @@ class Reading:
 
     def best_two(self) -> tuple[Int[Tensor, "prompt position"], Int[Tensor, "prompt position"]]:
         """The first and the second choice everywhere; of one token, that one twice."""
-        first, second = [], []
-        for rows in self.slices():
-            scores = self.scores(rows)
-            first.append(scores.argmax(dim=1))
-            second.append(scores.scatter_(1, first[-1][:, None], -torch.inf).argmax(dim=1))
-        return torch.cat(first).view(-1, self.length), torch.cat(second).view(-1, self.length)
+        found = [_best_two(self.scores(rows)) for rows in self.slices()]
+        first, second = (torch.cat(column).view(-1, self.length) for column in zip(*found, strict=True))
+        return first, second
 
     def order(self, prompt: int, position: int) -> Int[Tensor, " vocabulary"]:
         """Every token at one position, most likely first."""
@@ -94,3 +92,21 @@ class Reading:
 
     def _row(self, prompt: int, position: int) -> Tensor:
         return torch.tensor([prompt * self.length + position], device=self.parts[0].queries.device)
+
+
+def _best_two(
+    scores: Float[Tensor, "some vocabulary"],
+) -> tuple[Int[Tensor, " some"], Int[Tensor, " some"]]:
+    """The best token of each row and the next, looked for in the two best blocks alone."""
+    size = scores.shape[1]
+    whole = size - size % _BLOCK
+    columns = torch.arange(size, device=scores.device).expand_as(scores)
+    if whole > 2 * _BLOCK:
+        best = scores[:, :whole].unflatten(1, (-1, _BLOCK)).amax(dim=2).topk(2).indices.sort(dim=1).values
+        inside = columns[:, :whole].unflatten(1, (-1, _BLOCK))
+        chosen = inside.gather(1, best[..., None].expand(-1, -1, _BLOCK)).flatten(1)
+        columns = torch.cat([chosen, columns[:, whole:]], dim=1)
+        scores = scores.gather(1, columns)
+    first = scores.argmax(dim=1, keepdim=True)
+    second = scores.scatter(1, first, -torch.inf).argmax(dim=1, keepdim=True)
+    return columns.gather(1, first)[:, 0], columns.gather(1, second)[:, 0]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from preimage.distances import row_distances
 from preimage.models import LanguageModel
@@ -19,6 +20,7 @@ NEAR = 2**-3
 _PROJECTIONS = 32
 _CHUNK = 4096  # tokens embedded at once
 _TOGETHER = 64  # tokens compared with all others at once
+_BLOCK = 256  # others of which the nearest is looked at first
 _known: weakref.WeakKeyDictionary[LanguageModel, Rivals]
 _known = weakref.WeakKeyDictionary()
 
@@ -51,8 +53,10 @@ class Rivals:
                 few = min(_PROJECTIONS, rows.shape[1])
                 basis = torch.linalg.qr(torch.randn(rows.shape[1], few, generator=generator))[0].to(rows)
             parts.append(rows @ basis)
-        self._shadows = torch.cat(parts)
+        rest = -self.vocab_size % _BLOCK
+        self._shadows = pad(torch.cat(parts), (0, 0, 0, rest))
         self._squares = self._shadows.square().sum(dim=1)
+        self._squares[self.vocab_size :] = torch.inf  # to fill the last block; near to nothing
         self._near: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of tokens that were asked for
         self._mistakable: set[int] = set()  # those of them that have any
 
@@ -89,22 +93,30 @@ class Rivals:
     def _find(self, ids: Int[Tensor, " token"]) -> None:
         own = self._inputs(ids)
         reach = NEAR * own.norm(dim=1)
-        shadows, squares = self._shadows[ids], self._squares[ids]
-        apart = torch.addmm(self._squares[None], shadows, self._shadows.T, alpha=-2.0)
-        # what rounding may do to this difference of squares
-        limit = reach.square() - squares + 1e-4 * (squares + reach.square())
-        hits = (apart <= limit[:, None]).nonzero().cpu()
-        hits = hits[hits[:, 1] != ids[hits[:, 0]]]
-        found: dict[int, tuple[list[int], list[int]]] = {int(token): ([], []) for token in ids}
-        for row in hits[:, 0].unique().tolist():
-            token = int(ids[row])
-            for part in hits[hits[:, 0] == row][:, 1].split(_CHUNK):
-                same = (self._table[part] == self._table[token]).all(dim=1).cpu()
-                near = (row_distances(self._inputs(part), own[row]) <= reach[row]).cpu() & ~same
-                found[token][0].extend(part[same].tolist())
-                found[token][1].extend(part[near].tolist())
+        found: dict[int, tuple[list[int], list[int]]] = {token: ([], []) for token in ids.tolist()}
+        for part in self._hits(ids.to(own.device), reach).split(_CHUNK):
+            rows, others = part.unbind(dim=1)
+            same = (self._table[others] == self._table[ids.to(others)[rows]]).all(dim=1)
+            near = (row_distances(self._inputs(others), own[rows]) <= reach[rows]) & ~same
+            for kind, chosen in enumerate((same, near)):
+                for row, other in part[chosen].tolist():
+                    found[int(ids[row])][kind].append(other)
         self._near.update({token: (tuple(twins), tuple(near)) for token, (twins, near) in found.items()})
         self._mistakable |= {token for token, (twins, near) in found.items() if twins or near}
+
+    def _hits(
+        self, ids: Int[Tensor, " token"], reach: Float[Tensor, " token"]
+    ) -> Int[Tensor, "pair token_and_other"]:
+        """Which of these tokens may be near which other, as far as a few dimensions show."""
+        squares = self._squares[ids]
+        apart = torch.addmm(self._squares[None], self._shadows[ids], self._shadows.T, alpha=-2.0)
+        # what rounding may do to this difference of squares
+        limit = reach.square() - squares + 1e-4 * (squares + reach.square())
+        blocks = apart.unflatten(1, (-1, _BLOCK))
+        rows, block = (blocks.amin(dim=2) <= limit[:, None]).nonzero().unbind(dim=1)
+        which, inside = (blocks[rows, block] <= limit[rows, None]).nonzero().unbind(dim=1)
+        rows, others = rows[which], block[which] * _BLOCK + inside
+        return torch.stack([rows, others], dim=1)[others != ids[rows]]
 
     def _inputs(self, ids: Int[Tensor, " token"]) -> Float[Tensor, "token d_model"]:
         """What enters block 1 for each token, at the first position; no block runs, and none is counted."""

@@ -19,14 +19,18 @@ if TYPE_CHECKING:
     from preimage.models.language_model import LanguageModel
 
 
-def branch_mask(
-    trunk: int, positions: Int[Tensor, "*prompt branch"]
-) -> Bool[Tensor, "*prompt branch trunk_and_branch"]:
-    """What each branch sees of a trunk of some length and of the branches behind it."""
-    branches = positions.shape[-1]
-    before = torch.arange(trunk, device=positions.device) < positions[..., None]
-    itself = torch.eye(branches, dtype=torch.bool, device=positions.device).expand(*before.shape[:-1], -1)
-    return torch.cat([before, itself], dim=-1)
+def tree_mask(
+    past: int, new: int, positions: Int[Tensor, "*prompt branch"]
+) -> Bool[Tensor, "*prompt new_and_branch past_new_and_branch"]:
+    """What new tokens of a trunk and the branches behind them see of the trunk, and of themselves."""
+    *prompts, branches = positions.shape
+    device = positions.device
+    trunk = torch.arange(past + new, device=device)
+    places = torch.cat([trunk[past:].expand(*prompts, -1) + 1, positions], dim=-1)
+    before = trunk < places[..., None]
+    itself = torch.zeros(new + branches, branches, dtype=torch.bool, device=device)
+    itself[new:].fill_diagonal_(True)
+    return torch.cat([before, itself.expand(*prompts, -1, -1)], dim=-1)
 
 
 def additive(sees: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
@@ -41,21 +45,17 @@ def states_of_branches(
     ids: Int[Tensor, "prompt position"],
     positions: Int[Tensor, "prompt branch"],
     tokens: Int[Tensor, "prompt branch"],
-) -> Float[Tensor, "prompt branch d_model"]:
-    """F(v; prompt[:t], t) of every branch (t, v) of every prompt, in one pass over prompts and branches."""
+) -> tuple[Float[Tensor, "prompt position d_model"], Float[Tensor, "prompt branch d_model"]]:
+    """F(prompt) and F(v; prompt[:t], t) of every branch (t, v), in one pass over prompts and branches."""
     rows, trunk = ids.shape
     device = model.device
     positions = positions.to(device)
-    causal = torch.ones(trunk, trunk, dtype=torch.bool, device=device).tril()
-    blind = torch.zeros(trunk, positions.shape[1], dtype=torch.bool, device=device)
-    own = torch.cat([causal, blind], dim=1).expand(rows, -1, -1)
-    sees = torch.cat([own, branch_mask(trunk, positions)], dim=1)
     places = torch.arange(trunk, device=device).expand(rows, -1)
     with torch.inference_mode():
         states = model.run(
             torch.cat([ids.to(device), tokens.to(device)], dim=1),
             layers=(layer,),
-            attention_mask=additive(sees, model.dtype)[:, None],
+            attention_mask=additive(tree_mask(0, trunk, positions), model.dtype)[:, None],
             position_ids=torch.cat([places, positions], dim=1),
         )[layer]
-    return states[:, trunk:]
+    return states[:, :trunk], states[:, trunk:]

@@ -49,8 +49,6 @@ def in_double() -> Iterator[None]:
 class DoubleModel(LanguageModel):
     """The layer maps F^l in float64; numbers differ from plain transformers by its float32 rounding."""
 
-    lasting = False
-
     def run(
         self,
         ids: Int[Tensor, "batch position"] | None = None,

@@ -31,9 +31,6 @@ class LanguageModel:
     is touched.
     """
 
-    # Whether what is measured of it is kept in the user's cache; not of a copy made for one measurement.
-    lasting = True
-
     def __init__(
         self,
         module: nn.Module,
@@ -107,6 +104,18 @@ class LanguageModel:
     def device(self) -> torch.device:
         """Where the embedding table lies, and so where inputs go."""
         return next(self.anatomy.embedding.parameters()).device
+
+    @property
+    def lasting(self) -> bool:
+        """Whether what is measured of it holds for the next process too: it is what its files say.
+
+        A module that came from elsewhere, or in which something was hooked or replaced, may be another map
+        under the same weights.
+        """
+        return self._folder is not None and not any(
+            module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+            for module in self.module.modules()
+        )
 
     @cached_property
     def identity(self) -> ModelIdentity:

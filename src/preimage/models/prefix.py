@@ -5,7 +5,8 @@ Trying never changes the prefix: in a trial the cache layer hands out prefix + c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from preimage.layers import Layer
-from preimage.models.branching import additive, branch_mask
+from preimage.models.branching import additive, tree_mask
 
 if TYPE_CHECKING:
     from preimage.models.language_model import LanguageModel
@@ -73,16 +74,27 @@ class Prefix:
 
     def extend(self, ids: Int[Tensor, " position"]) -> Float[Tensor, "position d_model"]:
         """Append tokens and return their states, in one pass over the new tokens only."""
-        for part in self._parts:
-            part.storing = True
-        try:
-            with torch.no_grad():
-                states = self._run(self._model.embed(ids)[None])[0]
-        finally:
-            for part in self._parts:
-                part.storing = False
+        with torch.no_grad(), self._storing():
+            states = self._run(self._model.embed(ids)[None])[0]
         self._grow(len(ids))
         return states
+
+    def extend_and_try(
+        self,
+        ids: Int[Tensor, " position"],
+        positions: Int[Tensor, " candidate"],
+        tokens: Int[Tensor, " candidate"],
+    ) -> tuple[Float[Tensor, "position d_model"], Float[Tensor, "candidate d_model"]]:
+        """Append tokens, and F(v; prefix[:t], t) for a position t and a token v each, all in one pass.
+
+        The candidates are branches of what the prefix then holds, and leave nothing in it.
+        """
+        length = len(self) + len(ids)
+        with torch.no_grad(), self._storing():
+            states = self._branched(torch.cat([ids, tokens]), len(ids), positions)
+        self._grow(len(ids))
+        self.crop(length)
+        return states[: len(ids)], states[len(ids) :]
 
     def crop(self, length: int) -> None:
         """Forget everything from position ``length`` on."""
@@ -104,16 +116,8 @@ class Prefix:
 
         The prefix stays as it is.
         """
-        sees = branch_mask(len(self), positions.to(self._model.device))
         with torch.no_grad():
-            states = self._model.run(
-                embeddings=self._model.embed(ids)[None],
-                layers=(self._layer,),
-                cache=self._cache,
-                attention_mask=additive(sees, self._model.dtype)[None, None],
-                position_ids=positions[None].to(self._model.device),
-            )
-        return states[self._layer][0]
+            return self._branched(ids, 0, positions)
 
     def try_layers(
         self, ids: Int[Tensor, " candidate"], layers: Sequence[Layer]
@@ -138,6 +142,31 @@ class Prefix:
         per_candidate = 2 * (len(self) + 1) * self._model.d_model * self._model.dtype.itemsize
         kind = self._model.device.type if self._model.device.type in _TRIAL_BYTES else "cpu"
         return max(1, min(_MAX_CANDIDATES[kind], _TRIAL_BYTES[kind] // per_candidate))
+
+    @contextmanager
+    def _storing(self) -> Iterator[None]:
+        """A pass whose keys and values are kept."""
+        for part in self._parts:
+            part.storing = True
+        try:
+            yield
+        finally:
+            for part in self._parts:
+                part.storing = False
+
+    def _branched(self, ids: Tensor, new: int, positions: Tensor) -> Float[Tensor, "token d_model"]:
+        """States of ``new`` more tokens of the prefix and, behind them, of its branches."""
+        positions, past = positions.to(self._model.device), len(self)
+        sees = tree_mask(past, new, positions)
+        places = torch.cat([torch.arange(past, past + new, device=positions.device), positions])
+        states = self._model.run(
+            embeddings=self._model.embed(ids)[None],
+            layers=(self._layer,),
+            cache=self._cache,
+            attention_mask=additive(sees, self._model.dtype)[None, None],
+            position_ids=places[None],
+        )
+        return states[self._layer][0]
 
     def _run(self, embeddings: Tensor) -> Tensor:
         states = self._model.run(embeddings=embeddings, layers=(self._layer,), cache=self._cache)

@@ -7,10 +7,12 @@ and stored with every result.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import weakref
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -200,9 +202,14 @@ def calibration_prompts(model: LanguageModel, count: int = 4) -> Int[Tensor, "pr
     return torch.tensor(found)
 
 
-def _cache_file(model: LanguageModel) -> Any:
-    where = f"{model.device.type}-{torch.get_num_threads()}t-torch{torch.__version__}-v{_RECIPE}"
-    return cache_folder() / "noise" / f"{model.identity.weight_hash[:24]}-{where}.json"
+def _cache_file(model: LanguageModel) -> Path:
+    """One for each map and each way of computing it: the same weights may stand under another config."""
+    config: Any = model.module.config
+    kind = f"{config.to_json_string(use_diff=False)} {config._attn_implementation} {model.tokenizer is None}"
+    digest = hashlib.sha256(f"{model.identity.weight_hash} {kind}".encode()).hexdigest()[:24]
+    cpu = torch.backends.cpu.get_cpu_capability().lower().replace(" ", "-")
+    where = f"{model.device.type}-{cpu}-{torch.get_num_threads()}t-torch{torch.__version__}-v{_RECIPE}"
+    return cache_folder() / "noise" / f"{digest}-{where}.json"
 
 
 def _load(model: LanguageModel) -> dict[Layer, Noise] | None:
