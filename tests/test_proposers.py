@@ -129,6 +129,17 @@ def test_a_state_that_only_the_plain_pass_reproduces_costs_no_scan(
 
 
 @pytest.mark.parametrize("together", [True, False])
+def test_the_worst_order_takes_the_vocabulary_at_every_position_and_no_more(together: bool) -> None:
+    model = tiny("llama")
+    prompt = random_ids(6, 4)
+    states = preimage.capture(model, [prompt], layers=2).at(0, 2)
+    budget = Budget(len(prompt) * model.vocab_size, None)
+    (outcome,) = engine(model, 2, Useless(), together).run([states], [budget])
+    assert [fit.position.token_id for fit in outcome.partial] == prompt
+    assert (len(outcome.hypotheses), outcome.undecided) == (1, False)
+
+
+@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("tests", [1, 7, 40, 150])
 @pytest.mark.parametrize("useless", [True, False])
 def test_a_spent_budget_keeps_what_was_verified(together: bool, tests: int, useless: bool) -> None:

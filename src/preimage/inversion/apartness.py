@@ -101,7 +101,7 @@ class Apartness:
         places, tokens = self.branches(job, reading, count)
         if job.budget.tests_left < len(tokens):
             raise BudgetSpentError("the budget is spent before it is known how far apart tokens lie")
-        job.budget.check()
+        job.budget.check(len(tokens))
         if len(tokens) and self.takes_branches(count):
             prefix = job.prefix_at(count)
             for some, ids in zip(places.split(_BRANCHES), tokens.split(_BRANCHES), strict=True):

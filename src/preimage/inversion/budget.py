@@ -28,9 +28,9 @@ class Budget:
         """Tests that may still be made."""
         return self._max_tests - self.tests
 
-    def check(self) -> None:
-        """Raise when nothing may be spent any more."""
-        if self.tests_left <= 0:
+    def check(self, tests: int = 1) -> None:
+        """Raise when so many tests, or any more time, may not be spent."""
+        if self.tests_left < tests:
             raise BudgetSpentError(f"the budget of {self._max_tests} tests is spent")
         if self._timeout is not None and self.seconds > self._timeout:
             raise BudgetSpentError(f"the time limit of {self._timeout:g} s has passed")

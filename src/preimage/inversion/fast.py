@@ -63,6 +63,11 @@ class FastInverter:
         self._apart = Apartness(model, verifier)
         self._together = model.device.type != "cpu" if together is None else together
 
+    def prepare(self, longest: int) -> None:
+        """Find out before the clock of a prompt runs what is asked of the model once."""
+        if longest <= _BESIDE or self._together:
+            self._apart.takes_branches(longest)
+
     def run(self, observed: Sequence[Float[Tensor, "_ d_model"]], budgets: Sequence[Budget]) -> list[Outcome]:
         """One outcome a prompt; prompts may differ in length."""
         with torch.inference_mode():
@@ -95,7 +100,7 @@ class FastInverter:
         whole = True
         try:
             while job.outcome is None:
-                job.budget.check()
+                job.check_budget()
                 self._pass(job, reading, 0 if whole else job.verified)
                 if job.verified == len(job):
                     if whole:
@@ -104,7 +109,7 @@ class FastInverter:
                     continue
                 job.budget.check()
                 if self._fits_plainly(job) or self._repair(job, reading):
-                    whole = job.repairs <= _WHOLE_REPAIRS
+                    whole = len(job.repaired) <= _WHOLE_REPAIRS
         except BudgetSpentError as spent:
             self._stop(job, spent)
 
@@ -127,7 +132,7 @@ class FastInverter:
     def _settle(self, job: Job, row: Tensor, distances: list[float]) -> None:
         before, job.distances = job.verified, distances
         job.verified = self._note_refusal(job, row, distances)
-        job.budget.tests += max(0, job.verified - before) + (job.verified < len(row))
+        job.count_tests(before, job.verified, len(row))
 
     def _branches(self, job: Job, reading: Reading, longest: int) -> tuple[Tensor, Tensor] | None:
         """The rivals to run beside a whole prompt; None where they are better tried later, or not at all."""
@@ -197,7 +202,7 @@ class FastInverter:
             for (index, row), away in zip(part, distances, strict=True):
                 job = jobs[index]
                 reach = self._note_refusal(job, row, away)
-                job.budget.tests += max(0, reach - job.verified) + (reach < len(row))
+                job.count_tests(job.verified, reach, len(row))
                 found[index].append((reach, row, away[: len(row)]))
         for index, some in found.items():
             job = jobs[index]
@@ -213,7 +218,7 @@ class FastInverter:
         at = job.verified
         refused = job.tested.get(at)
         try:
-            job.budget.check()
+            job.budget.check(0 if job.nearest(at) is not None else 1)
             if not refused:  # the rest of the proposal was not run yet behind what is verified
                 return [job.affordable(len(job))]
             if self._fits_plainly(job):
@@ -254,7 +259,7 @@ class FastInverter:
             return False
         del job.tested[at][nearest]
         job.ids, job.stage = replaced(job.ids, at, nearest), 0
-        job.repairs += 1
+        job.repaired.add(at)
         return True
 
     def _try_candidates(self, job: Job, reading: Reading, at: int) -> int | None:
@@ -295,7 +300,7 @@ class FastInverter:
         if not distance <= job.target.tolerances[at]:
             return False
         job.ids, job.plainly, job.stage = ids, True, 0
-        job.repairs += 1
+        job.repaired.add(at)
         return True
 
     def _conclude(self, job: Job, reading: Reading) -> None:
@@ -329,7 +334,7 @@ class FastInverter:
     def _search(self, job: Job, reading: Reading, start: int) -> None:
         """Decide a prompt by a search from a position on, or from an earlier one that is not clear either."""
         try:
-            job.budget.check()
+            job.budget.check(0)
             if start and not job.runners_up:
                 earlier = self._apart.first_open(job, self._apart.unclear(job, reading, start))
                 start = start if earlier is None else earlier

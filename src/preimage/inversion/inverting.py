@@ -74,6 +74,7 @@ def invert(
             FastInverter(model, verifier, reading, _repair_policy(model, verifier, chosen)),
             reading.name,
         )
+        engine.prepare(max(states.lengths[index] for index in open_))
     setup = time.perf_counter() - began
 
     def some(indices: tuple[int, ...]) -> None:

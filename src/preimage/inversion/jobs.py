@@ -37,7 +37,7 @@ class Job:
     runners_up: list[tuple[int, float]] = field(default_factory=list)  # the nearest other token everywhere
     others: list[dict[int, float]] = field(default_factory=list)  # other tokens that were tried everywhere
     tests: list[int] = field(default_factory=list)  # how many were tried everywhere
-    repairs: int = 0
+    repaired: set[int] = field(default_factory=set)  # positions whose token was found, and counted, apart
     stage: int = 0  # rounds spent on the first mismatch
     plainly: bool = False  # whether only plain passes over the whole prompt are near enough to the states
     outcome: Outcome | None = None
@@ -48,6 +48,11 @@ class Job:
     def affordable(self, end: int, rows: int = 1) -> Int[Tensor, " some"]:
         """The proposal up to a position, no longer than what so many rows of it may still test."""
         return self.ids[: min(end, self.verified + max(1, self.budget.tests_left // rows))]
+
+    def check_budget(self) -> None:
+        """Raise where the next pass may not be paid; one over nothing but tokens counted before is free."""
+        counted = all(index in self.repaired for index in range(self.verified, len(self)))
+        self.budget.check(0 if counted else 1)
 
     @cached_property
     def prefix(self) -> Prefix:
@@ -88,6 +93,11 @@ class Job:
         tests = self.tests or [1 + len(self.tested.get(index, {})) for index in range(count)]
         columns = self.ids[:count].tolist(), self.distances[:count], self.target.tolerances[:count]
         return Positions(*columns, tests[:count], self.runners_up[:count])
+
+    def count_tests(self, before: int, verified: int, end: int) -> None:
+        """Count what a pass up to ``end`` tested: tokens it verified, and the one it refused, each once."""
+        fresh = sum(index not in self.repaired for index in range(before, verified))
+        self.budget.tests += fresh + (verified < end)
 
     def note_rivals(self, places: Tensor, tokens: Tensor, distances: Tensor) -> None:
         """Keep the distances of tokens tried at settled positions and at the first mismatch."""

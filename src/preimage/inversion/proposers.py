@@ -19,7 +19,7 @@ from preimage.inversion.codebook import Codebook, sample
 from preimage.inversion.codebook_files import load_codebook, save_codebook
 from preimage.inversion.lens import Lens, token_features
 from preimage.inversion.lens_files import find_lens, read_lens
-from preimage.inversion.readings import Keys, Part, Reading
+from preimage.inversion.readings import Keys, Part, Reading, TurnedKeys
 from preimage.layers import Layer
 from preimage.models import LanguageModel
 
@@ -48,14 +48,14 @@ class LensProposer:
         self.name = f"lens-{at}"
         self._model, self._layer, self._lens, self._at = model, layer, lens, at
         with torch.inference_mode():
-            self._keys = Keys(lens.keys(features_of(model)), lens.bias.detach())
+            self._turned = TurnedKeys(lens.keys(features_of(model)), lens.bias.detach())
 
     def read(self, observed: Observed, valid: Valid) -> Reading:
         """Queries from each position and its neighbours."""
         with torch.inference_mode():
             states = _lift(self._model, observed, self._layer, self._at)
-            queries = self._lens.queries(states, valid)
-        return Reading((Part(queries.flatten(0, 1), (self._keys,)),), observed.shape[1])
+            queries = self._turned.turn(self._lens.queries(states, valid))
+        return Reading((Part(queries.flatten(0, 1), (self._turned.keys,)),), observed.shape[1])
 
 
 class CodebookProposer:

@@ -15,14 +15,33 @@ from torch import Tensor
 
 _SCORES = {"cpu": 2**22, "cuda": 2**30}  # scores held at once
 _BLOCK = 256  # tokens of which the best is looked for first
+_ENERGY = 0.97  # of the keys, in the directions of a first look
+_FIRST_LOOK = 8  # tokens that a first look leaves
 
 
 @dataclass(frozen=True)
 class Keys:
-    """What queries are scored against."""
+    """What queries are scored against. ``few``: so many first columns say nearly all, with the bias."""
 
     keys: Float[Tensor, "vocabulary rank"]
     bias: Float[Tensor, " vocabulary"]
+    few: int = 0
+
+
+class TurnedKeys:
+    """Keys along their principal axes, for a cheap first look along a few of them; bias first of all."""
+
+    def __init__(self, keys: Float[Tensor, "vocabulary rank"], bias: Float[Tensor, " vocabulary"]) -> None:
+        centred = (keys - keys.mean(dim=0)).double()
+        energy, axes = torch.linalg.eigh(centred.T @ centred)
+        share = energy.flip(0).clamp_min(0).cumsum(dim=0) / energy.sum()
+        few = 2 + int((share < _ENERGY).sum())
+        self._axes = axes.flip(1).to(keys.dtype)
+        self.keys = Keys(torch.cat([bias[:, None], keys @ self._axes], dim=1), torch.zeros_like(bias), few)
+
+    def turn(self, queries: Float[Tensor, "*row rank"]) -> Float[Tensor, "*row rank_and_bias"]:
+        """Queries to be scored against these keys."""
+        return torch.cat([torch.ones_like(queries[..., :1]), queries @ self._axes], dim=-1)
 
 
 @dataclass(frozen=True)
@@ -69,9 +88,22 @@ class Reading:
 
     def best_two(self) -> tuple[Int[Tensor, "prompt position"], Int[Tensor, "prompt position"]]:
         """The first and the second choice everywhere; of one token, that one twice."""
-        found = [_best_two(self.scores(rows)) for rows in self.slices()]
+        found = [_two(*self._likeliest(rows)) for rows in self.slices()]
         first, second = (torch.cat(column).view(-1, self.length) for column in zip(*found, strict=True))
         return first, second
+
+    def _likeliest(
+        self, rows: Int[Tensor, " some"]
+    ) -> tuple[Int[Tensor, "some few"], Float[Tensor, "some few"]]:
+        """A few tokens of every row and their scores, the two best among them."""
+        (book, *_), few = self.parts[0].books, self.parts[0].books[0].few
+        if not few or len(self.parts) > 1:
+            scores = self.scores(rows)
+            columns = _best(scores, 2)
+            return columns, scores.gather(1, columns)
+        queries = self.parts[0].queries[rows]
+        columns = _best(queries[:, :few] @ book.keys[:, :few].T, _FIRST_LOOK)
+        return columns, (book.keys[columns] @ queries[:, :, None])[..., 0] + book.bias[columns]
 
     def order(self, prompt: int, position: int) -> Int[Tensor, " vocabulary"]:
         """Every token at one position, most likely first."""
@@ -94,19 +126,25 @@ class Reading:
         return torch.tensor([prompt * self.length + position], device=self.parts[0].queries.device)
 
 
-def _best_two(
-    scores: Float[Tensor, "some vocabulary"],
-) -> tuple[Int[Tensor, " some"], Int[Tensor, " some"]]:
-    """The best token of each row and the next, looked for in the two best blocks alone."""
+def _best(scores: Float[Tensor, "some vocabulary"], count: int) -> Int[Tensor, "some few"]:
+    """The ``count`` best tokens of each row, by number; they are in so many blocks with the best peaks."""
     size = scores.shape[1]
     whole = size - size % _BLOCK
     columns = torch.arange(size, device=scores.device).expand_as(scores)
-    if whole > 2 * _BLOCK:
-        best = scores[:, :whole].unflatten(1, (-1, _BLOCK)).amax(dim=2).topk(2).indices.sort(dim=1).values
+    if whole > count * _BLOCK:
+        peaks = scores[:, :whole].unflatten(1, (-1, _BLOCK)).amax(dim=2)
         inside = columns[:, :whole].unflatten(1, (-1, _BLOCK))
-        chosen = inside.gather(1, best[..., None].expand(-1, -1, _BLOCK)).flatten(1)
-        columns = torch.cat([chosen, columns[:, whole:]], dim=1)
+        best = peaks.topk(count).indices[..., None].expand(-1, -1, _BLOCK)
+        columns = torch.cat([inside.gather(1, best).flatten(1), columns[:, whole:]], dim=1)
         scores = scores.gather(1, columns)
+    chosen = scores.topk(min(count, size)).indices
+    return columns.gather(1, chosen).sort(dim=1).values
+
+
+def _two(
+    columns: Int[Tensor, "some few"], scores: Float[Tensor, "some few"]
+) -> tuple[Int[Tensor, " some"], Int[Tensor, " some"]]:
+    """The best and the next of a few tokens a row; the lower number where they tie."""
     first = scores.argmax(dim=1, keepdim=True)
     second = scores.scatter(1, first, -torch.inf).argmax(dim=1, keepdim=True)
     return columns.gather(1, first)[:, 0], columns.gather(1, second)[:, 0]

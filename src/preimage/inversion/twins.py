@@ -46,6 +46,7 @@ class Rivals:
         self._table = model.embedding_table
         generator = torch.Generator().manual_seed(0)
         parts: list[Tensor] = []
+        lengths: list[Tensor] = []
         basis: Tensor | None = None
         for ids in torch.arange(self.vocab_size).split(_CHUNK):
             rows = self._inputs(ids)
@@ -53,6 +54,8 @@ class Rivals:
                 few = min(_PROJECTIONS, rows.shape[1])
                 basis = torch.linalg.qr(torch.randn(rows.shape[1], few, generator=generator))[0].to(rows)
             parts.append(rows @ basis)
+            lengths.append(rows.norm(dim=1))
+        self._norms = torch.cat(lengths)
         rest = -self.vocab_size % _BLOCK
         self._shadows = pad(torch.cat(parts), (0, 0, 0, rest))
         self._squares = self._shadows.square().sum(dim=1)
@@ -91,23 +94,24 @@ class Rivals:
 
     @torch.inference_mode()
     def _find(self, ids: Int[Tensor, " token"]) -> None:
-        own = self._inputs(ids)
-        reach = NEAR * own.norm(dim=1)
+        reach = NEAR * self._norms[ids]
         found: dict[int, tuple[list[int], list[int]]] = {token: ([], []) for token in ids.tolist()}
-        for part in self._hits(ids.to(own.device), reach).split(_CHUNK):
+        for part in self._hits(ids, reach).split(_CHUNK):
             rows, others = part.unbind(dim=1)
-            same = (self._table[others] == self._table[ids.to(others)[rows]]).all(dim=1)
-            near = (row_distances(self._inputs(others), own[rows]) <= reach[rows]) & ~same
+            own = ids[rows]
+            same = (self._table[others] == self._table[own]).all(dim=1).cpu()
+            theirs, ours = self._inputs(torch.cat([others, own])).chunk(2)
+            near = (row_distances(theirs, ours).cpu() <= reach[rows].cpu()) & ~same
             for kind, chosen in enumerate((same, near)):
-                for row, other in part[chosen].tolist():
-                    found[int(ids[row])][kind].append(other)
+                for token, other in zip(own[chosen].tolist(), others[chosen].tolist(), strict=True):
+                    found[token][kind].append(other)
         self._near.update({token: (tuple(twins), tuple(near)) for token, (twins, near) in found.items()})
         self._mistakable |= {token for token, (twins, near) in found.items() if twins or near}
 
     def _hits(
         self, ids: Int[Tensor, " token"], reach: Float[Tensor, " token"]
     ) -> Int[Tensor, "pair token_and_other"]:
-        """Which of these tokens may be near which other, as far as a few dimensions show."""
+        """Which of these tokens (by row) may be near which other, as far as a few dimensions show."""
         squares = self._squares[ids]
         apart = torch.addmm(self._squares[None], self._shadows[ids], self._shadows.T, alpha=-2.0)
         # what rounding may do to this difference of squares
@@ -115,8 +119,8 @@ class Rivals:
         blocks = apart.unflatten(1, (-1, _BLOCK))
         rows, block = (blocks.amin(dim=2) <= limit[:, None]).nonzero().unbind(dim=1)
         which, inside = (blocks[rows, block] <= limit[rows, None]).nonzero().unbind(dim=1)
-        rows, others = rows[which], block[which] * _BLOCK + inside
-        return torch.stack([rows, others], dim=1)[others != ids[rows]]
+        found = torch.stack([rows[which], block[which] * _BLOCK + inside], dim=1).cpu()
+        return found[found[:, 1] != ids[found[:, 0]]]
 
     def _inputs(self, ids: Int[Tensor, " token"]) -> Float[Tensor, "token d_model"]:
         """What enters block 1 for each token, at the first position; no block runs, and none is counted."""
