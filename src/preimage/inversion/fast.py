@@ -131,7 +131,8 @@ class FastInverter:
 
     def _settle(self, job: Job, row: Tensor, distances: list[float]) -> None:
         before, job.distances = job.verified, distances
-        job.verified = self._note_refusal(job, row, distances)
+        job.verified = job.agreeing(row, distances)
+        job.refuse(row, job.verified, distances)
         job.count_tests(before, job.verified, len(row))
 
     def _branches(self, job: Job, reading: Reading, longest: int) -> tuple[Tensor, Tensor] | None:
@@ -201,8 +202,10 @@ class FastInverter:
             distances = target[mine, : ids.shape[1]].away(seen).tolist()
             for (index, row), away in zip(part, distances, strict=True):
                 job = jobs[index]
-                reach = self._note_refusal(job, row, away)
+                reach = job.agreeing(row, away)
                 job.count_tests(job.verified, reach, len(row))
+                if reach == job.verified:
+                    job.refuse(row, reach, away)
                 found[index].append((reach, row, away[: len(row)]))
         for index, some in found.items():
             job = jobs[index]
@@ -210,6 +213,7 @@ class FastInverter:
             if reach > job.verified or not job.distances:
                 job.ids = torch.cat([row, job.ids[len(row) :]])
                 job.verified, job.distances, job.stage = reach, away, 0
+                job.refuse(row, reach, away)  # what stands behind another token was refused of another prompt
             elif reach < job.verified:  # what one shape of a pass verified another did not: noise
                 self._run_alone(job, reading)
 
@@ -237,16 +241,6 @@ class FastInverter:
 
     # What both share.
 
-    def _note_refusal(self, job: Job, ids: Tensor, distances: list[float]) -> int:
-        """How many positions agree, counted from the left; the next token is refused."""
-        for position, (distance, tolerance) in enumerate(
-            zip(distances[: len(ids)], job.target.tolerances, strict=False)
-        ):
-            if not distance <= tolerance:
-                job.tested.setdefault(position, {})[int(ids[position])] = distance
-                return position
-        return len(ids)
-
     def _repair(self, job: Job, reading: Reading) -> bool:
         """Find the token of the first mismatch; False where the prompt ends there."""
         at = job.verified
@@ -257,9 +251,7 @@ class FastInverter:
         if nearest is None or within - {nearest, *self._rivals.twins(nearest)}:
             self._search(job, reading, at)  # nothing fits, or several tokens may: a matter of alternatives
             return False
-        del job.tested[at][nearest]
-        job.ids, job.stage = replaced(job.ids, at, nearest), 0
-        job.repaired.add(at)
+        job.put(at, nearest)
         return True
 
     def _try_candidates(self, job: Job, reading: Reading, at: int) -> int | None:
@@ -289,7 +281,7 @@ class FastInverter:
         out of tolerance. The plain pass has the final word anyway; from here on it has every word.
         """
         at, refused = job.verified, job.tested.get(job.verified)
-        if job.plainly or not refused:
+        if job.plainly or not refused or job.nearest(at) is not None:
             return False
         token = min(refused, key=refused.__getitem__)
         if refused[token] > BACKOFF_TOLERANCES * job.target.tolerances[at]:
@@ -299,8 +291,8 @@ class FastInverter:
         job.budget.tests += 1
         if not distance <= job.target.tolerances[at]:
             return False
-        job.ids, job.plainly, job.stage = ids, True, 0
-        job.repaired.add(at)
+        job.put(at, token)
+        job.plainly = True
         return True
 
     def _conclude(self, job: Job, reading: Reading) -> None:

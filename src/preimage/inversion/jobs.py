@@ -94,6 +94,24 @@ class Job:
         columns = self.ids[:count].tolist(), self.distances[:count], self.target.tolerances[:count]
         return Positions(*columns, tests[:count], self.runners_up[:count])
 
+    def agreeing(self, row: Int[Tensor, " position"], distances: list[float]) -> int:
+        """How many positions of a row agree with what was observed, counted from the left."""
+        limits = self.target.tolerances
+        misfits = (i for i, away in enumerate(distances[: len(row)]) if not away <= limits[i])
+        return next(misfits, len(row))
+
+    def refuse(self, row: Int[Tensor, " position"], at: int, distances: list[float]) -> None:
+        """Keep that the token of a row at its first mismatch does not fit there."""
+        if at < len(row):
+            self.tested.setdefault(at, {})[int(row[at])] = distances[at]
+
+    def put(self, at: int, token: int) -> None:
+        """Take another token at a position; what was tested behind the old one is forgotten."""
+        self.ids, self.stage = replaced(self.ids, at, token), 0
+        self.tested = {index: tokens for index, tokens in self.tested.items() if index <= at}
+        self.tested[at].pop(token, None)
+        self.repaired = {index for index in self.repaired if index < at} | {at}
+
     def count_tests(self, before: int, verified: int, end: int) -> None:
         """Count what a pass up to ``end`` tested: tokens it verified, and the one it refused, each once."""
         fresh = sum(index not in self.repaired for index in range(before, verified))
