@@ -258,6 +258,31 @@ def test_branches_are_tokens_tried_where_they_stand(name: str) -> None:
         assert all(float((state - alone).norm()) <= allowed for state in states)
 
 
+@pytest.mark.parametrize("through_data", [False, True])
+def test_what_was_known_of_a_model_before_it_was_changed_is_void(through_data: bool) -> None:
+    model = preimage.load(build("llama"))
+    before = model.identity.weight_hash
+    (found,) = preimage.invert(model, preimage.capture(model, [[8, 11, 9]], layers=2))
+    assert found.status == "recovered"
+    table = model.module.get_input_embeddings().weight
+    with torch.no_grad():
+        (table.data if through_data else table)[5] = table[11]
+    (found,) = preimage.invert(model, preimage.capture(model, [[8, 11, 9]], layers=2))
+    assert (found.status, set(found.alternatives)) == ("ambiguous", {(8, 11, 9), (8, 5, 9)})
+    assert torch.equal(model.embedding_table[5], model.embedding_table[11])
+    assert model.identity.weight_hash != before
+
+
+def test_noise_is_measured_anew_where_a_hook_was_added() -> None:
+    model = preimage.load(build("llama"))
+    edition, before = model.edition, noise_of(model, (2,))
+    assert noise_of(model, (2,)) == before
+    hook = lambda _module, _args, output: output * 8.0  # noqa: E731
+    model.module.model.layers[1].register_forward_hook(hook)
+    assert model.edition > edition
+    assert noise_of(model, (2,))[2].longest > 4 * before[2].longest
+
+
 def test_users_hooks_are_part_of_the_model() -> None:
     module = build("llama")
     module.model.layers[0].register_forward_hook(lambda _module, _args, output: output * 1.5)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _BRANCHES = 512  # tokens tried beside one prompt in one pass
 _FAITHFUL = 16.0  # a branch may be so many times out of reach of the same token tried plainly
 _STEP = 64  # lengths up to a multiple of this are checked together
-_taken: weakref.WeakKeyDictionary[LanguageModel, dict[tuple[Layer, int], bool]]
+_taken: weakref.WeakKeyDictionary[LanguageModel, dict[tuple[int, Layer, int], bool]]
 _taken = weakref.WeakKeyDictionary()
 
 
@@ -39,6 +39,7 @@ class Apartness:
         self._model = model
         self._verifier = verifier
         self._rivals = rivals_of(model)
+        self._now = model.edition, verifier.layer
 
     def takes_branches(self, length: int) -> bool:
         """Whether a prompt so long and its branches give, in one pass, what they give one by one.
@@ -49,12 +50,11 @@ class Apartness:
         size = -(-length // _STEP) * _STEP
         size = min(size, self._model.max_length or size)
         known = _taken.setdefault(self._model, {})
-        layer = self._verifier.layer
-        if any(at == layer and longer >= size and holds for (at, longer), holds in known.items()):
+        if any(key[:2] == self._now and key[2] >= size and holds for key, holds in known.items()):
             return True
-        if (layer, size) not in known:
-            known[layer, size] = self._try_branches(size)
-        return known[layer, size]
+        if (*self._now, size) not in known:
+            known[*self._now, size] = self._try_branches(size)
+        return known[*self._now, size]
 
     def _try_branches(self, size: int) -> bool:
         layer = self._verifier.layer

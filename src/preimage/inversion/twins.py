@@ -21,15 +21,17 @@ _PROJECTIONS = 32
 _CHUNK = 4096  # tokens embedded at once
 _TOGETHER = 64  # tokens compared with all others at once
 _BLOCK = 256  # others of which the nearest is looked at first
-_known: weakref.WeakKeyDictionary[LanguageModel, Rivals]
+_known: weakref.WeakKeyDictionary[LanguageModel, tuple[int, Rivals]]  # by edition
 _known = weakref.WeakKeyDictionary()
 
 
 def rivals_of(model: LanguageModel) -> Rivals:
     """The rivals of a model's tokens, looked up once for a model in memory."""
-    if model not in _known:
-        _known[model] = Rivals(model)
-    return _known[model]
+    edition, rivals = _known.get(model, (-1, None))
+    if rivals is None or edition != model.edition:
+        rivals = Rivals(model)
+        _known[model] = model.edition, rivals
+    return rivals
 
 
 class Rivals:

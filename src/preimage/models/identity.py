@@ -52,3 +52,26 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     """The raw little-endian bytes of a tensor of any type, bfloat16 included."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
+
+
+def alterations(module: nn.Module) -> tuple[int, ...]:
+    """Numbers of what was hooked into a module or put in place of a forward pass; none for a plain one."""
+    found: list[int] = []
+    for part in module.modules():
+        found += [*part._forward_pre_hooks, *part._forward_hooks]
+        if "forward" in vars(part):
+            found.append(id(vars(part)["forward"]))
+    return tuple(found)
+
+
+def fingerprint(module: nn.Module, embedding: nn.Module) -> tuple[object, ...]:
+    """What changes when weights or hooks are changed in place.
+
+    Of weights their version counters are read, which changes through ``.data`` pass by; of the embedding
+    table, which says what a token can be mistaken for, one column as well.
+    """
+    tensors = (*module.parameters(), *module.buffers())
+    versions = ((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
+    table = next(embedding.parameters()).detach()
+    column = float(table.reshape(len(table), -1)[:, 0].double().nan_to_num().sum())
+    return (*versions, column, *alterations(module))

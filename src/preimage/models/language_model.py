@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from preimage.layers import Layer
 from preimage.models.anatomy import Anatomy, block_input, block_output, discover
 from preimage.models.checkpoints import checkpoint_hash
-from preimage.models.identity import ModelIdentity, weight_hash
+from preimage.models.identity import ModelIdentity, alterations, fingerprint, weight_hash
 from preimage.models.lifting import entering
 from preimage.models.prefix import Prefix
 
@@ -48,6 +48,7 @@ class LanguageModel:
         self._folder = folder
         self.anatomy: Anatomy = anatomy or discover(module)
         self.forward_tokens = 0  # token positions run so far, for whoever counts cost
+        self._edition, self._fingerprint = 0, fingerprint(module, self.anatomy.embedding)
 
     def __repr__(self) -> str:
         return (
@@ -112,14 +113,33 @@ class LanguageModel:
         A module that came from elsewhere, or in which something was hooked or replaced, may be another map
         under the same weights.
         """
-        return self._folder is not None and not any(
-            module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-            for module in self.module.modules()
-        )
+        return self._folder is not None and not alterations(self.module)
 
-    @cached_property
+    @property
+    def edition(self) -> int:
+        """Another number once weights or hooks were changed in place: what was measured before is void.
+
+        Changes through ``.data``, but for rows of the embedding table, and parts exchanged for others are not
+        seen: load such a model again.
+        """
+        self._forget_what_changed()
+        return self._edition
+
+    def _forget_what_changed(self) -> None:
+        now = fingerprint(self.module, self.anatomy.embedding)
+        if now != self._fingerprint:
+            self._edition, self._fingerprint = self._edition + 1, now
+            for name in ("_identity", "_embedding_table"):
+                self.__dict__.pop(name, None)
+
+    @property
     def identity(self) -> ModelIdentity:
         """What ties results to this model; hashing the weights takes about a second per GB, once."""
+        self._forget_what_changed()
+        return self._identity
+
+    @cached_property
+    def _identity(self) -> ModelIdentity:
         return ModelIdentity(
             name=self.name,
             revision=self.revision,
@@ -137,9 +157,14 @@ class LanguageModel:
         embedded: Tensor = self.anatomy.embedding(ids.to(self.device))
         return embedded
 
-    @cached_property
+    @property
     def embedding_table(self) -> Float[Tensor, "vocabulary d_embedding"]:
         """The input embedding of every vocabulary id."""
+        self._forget_what_changed()
+        return self._embedding_table
+
+    @cached_property
+    def _embedding_table(self) -> Tensor:
         with torch.inference_mode(False), torch.no_grad():  # gradients are taken beside it later
             return self.embed(torch.arange(self.vocab_size))
 
@@ -185,7 +210,7 @@ class LanguageModel:
         """The states at ``to`` of prompts whose states at ``layer``, not above it, are all known."""
         if layer == to:
             return states
-        empty = self.embedding_table[:1].expand(*states.shape[:2], -1)
+        empty = self._embedding_table[:1].expand(*states.shape[:2], -1)
         with torch.inference_mode(), entering(self.anatomy, layer, states.to(empty)):
             return self.run(embeddings=empty, layers=(to,))[to]
 

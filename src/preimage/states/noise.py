@@ -42,7 +42,7 @@ class Noise(NamedTuple):
     longest: float  # the longest state this was seen on, tempered
 
 
-_measured: weakref.WeakKeyDictionary[LanguageModel, dict[Layer, Noise]]
+_measured: weakref.WeakKeyDictionary[LanguageModel, tuple[int, dict[Layer, Noise]]]  # by edition
 _measured = weakref.WeakKeyDictionary()
 
 
@@ -67,12 +67,14 @@ def noise_floor(model: LanguageModel, layers: Sequence[Layer]) -> dict[Layer, fl
 
 def noise_of(model: LanguageModel, layers: Sequence[Layer]) -> dict[Layer, Noise]:
     """The same in full."""
-    known = _measured.get(model) or (_load(model) if model.lasting else None)
+    edition, known = _measured.get(model, (-1, None))
+    if edition != model.edition:
+        known = _load(model) if model.lasting else None
     if known is None:
         known = measure_noise(model)
         if model.lasting:
             _save(model, known)
-    _measured[model] = known
+    _measured[model] = model.edition, known
     return {layer: known[layer] for layer in layers}
 
 
