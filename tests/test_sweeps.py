@@ -36,7 +36,8 @@ from preimage.models import LanguageModel
 from preimage.models.doubling import double_copy, in_double
 from preimage.prompts import PromptOptions, gather
 from preimage.report import length_figure, save_figures
-from preimage.results import Geometry, read_json
+from preimage.results import Geometry
+from preimage.storage import read_json
 from tiny import NAMES, VOCABULARY, build, random_ids, tiny
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
