@@ -1330,7 +1330,7 @@ def test_a_run_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(RunFolderError, match=r"items\.jsonl cannot be written: No space left on device"):
         folder.keep("0", {})
     with pytest.raises(RunFolderError, match=r"run\.json cannot be written: No space left on device"):
-        folder.finish({})
+        folder.finish(dict)
     monkeypatch.undo()
     assert json.loads((tmp_path / "r" / "run.json").read_text())["state"] == "running"
     assert not list((tmp_path / "r").glob("*.partial"))

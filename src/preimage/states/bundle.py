@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from preimage.errors import BundleError, RunFolderError, StatesError
+from preimage.errors import BundleError, StatesError, UnwritableError
 from preimage.layers import CONVENTION, Layer
 from preimage.states.layout import Group, Layout
 from preimage.states.states import DTYPES, States
@@ -33,7 +33,7 @@ def save_bundle(states: States, folder: Path, *, withhold_ids: bool = False) -> 
         finally:
             writer.close()
         finish_bundle(folder, manifest_of(states, withhold_ids=withhold_ids))
-    except (OSError, RunFolderError) as error:
+    except (OSError, UnwritableError) as error:
         partial.unlink(missing_ok=True)
         raise unwritable(folder, error) from error
     return folder
@@ -142,8 +142,8 @@ def _model(identity: Any) -> dict[str, Any] | None:
     return dict(identity)
 
 
-def unwritable(folder: Path, error: OSError | RunFolderError) -> StatesError:
+def unwritable(folder: Path, error: OSError | UnwritableError) -> StatesError:
     """What is said where the disk is full, read-only or gone."""
-    cause = error.__cause__ if isinstance(error, RunFolderError) else error
+    cause = error.__cause__ if isinstance(error, UnwritableError) else error
     reason = getattr(cause, "strerror", None) or cause
     return BundleError(f"{folder} cannot be written: {reason}.", "Give another folder.")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from preimage.errors import OptionError, PromptError, RunFolderError
+from preimage.errors import OptionError, PromptError, RunFolderError, UnwritableError
 from preimage.layers import LayerSpec, parse_layers
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
@@ -140,7 +140,7 @@ def _capture_to_disk(
         _fill(model, states, folder, batch_tokens, progress)
         finish_bundle(folder, manifest_of(states, withhold_ids=withhold_ids))
         (folder / PLAN).unlink()
-    except (OSError, RunFolderError) as error:
+    except (OSError, UnwritableError) as error:
         raise unwritable(folder, error) from error
     states.store = TensorFileReader(folder / TENSORS)
     return states

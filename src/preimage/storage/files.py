@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from preimage.errors import RunFolderError
+from preimage.errors import RunFolderError, UnwritableError
 
 SCHEMA = "preimage/1"  # of everything that is written; a change of any format raises it
 
@@ -97,7 +97,7 @@ def replacing(path: Path) -> Iterator[Path]:
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
         reason = getattr(error, "strerror", None) or error
-        raise RunFolderError(
+        raise UnwritableError(
             f"{path} cannot be written: {reason}.",
             "Make room or give another place; the same command continues a run.",
         ) from error
