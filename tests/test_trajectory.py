@@ -24,7 +24,7 @@ from preimage.models.doubling import double_copy
 from preimage.prompts import PromptOptions, documents, gather
 from preimage.report import trajectory_figure
 from preimage.results import Trajectory
-from preimage.storage import read_json
+from preimage.storage import Run, read_json
 
 OPTIONS = preimage.TrajectoryOptions(
     size="tiny", steps=30, batch=4, window=32, learning_rate=3e-3, checkpoints=5, probes=50, length=12,
