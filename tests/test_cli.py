@@ -470,7 +470,7 @@ def test_collisions(document: Any, run: Typed, model: str, tmp_path: Path) -> No
     for entry in found["results"]["layers"]:
         assert (entry["spacing"]["pairs"], entry["spacing"]["below"].keys()) == (3, {"1e-06", "0.5"})
     assert found["results"]["unexplained"] == 0
-    names = ["items.jsonl", "layers.parquet", "run.json", "spacing.html"]
+    names = ["items.jsonl", "layers.parquet", "record.jsonl", "run.json", "spacing.html"]
     assert sorted(path.name for path in out.iterdir()) == names
     assert "All pairs of 3 prompts" in (out / "spacing.html").read_text(encoding="utf-8")
     assert json.loads((out / "run.json").read_text())["results"] == found["results"]
@@ -528,7 +528,7 @@ def test_continuations(document: Any, run: Typed, model: str, tmp_path: Path) ->
     for prefix in found["results"]["prefixes"]:
         assert prefix["spacing"]["states"] == VOCABULARY
         assert prefix["margin"] == prefix["spacing"]["closest"][0]["distance"] > 0
-    names = ["items.jsonl", "prefixes.parquet", "run.json"]
+    names = ["items.jsonl", "prefixes.parquet", "record.jsonl", "run.json"]
     assert sorted(path.name for path in (tmp_path / "scan").iterdir()) == names
     code, text, err = run(*given)
     assert (code, err) == (0, "")
@@ -1199,7 +1199,11 @@ def test_a_finished_run_is_not_run_again(document: Any, model: str, tmp_path: Pa
     given = ["invert", "--model", model, "--text", "the cat", "--layer", 1, "--out", tmp_path / "r"]
     code, first = document(*given)
     assert code == 0
-    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == ["items.jsonl", "run.json"]
+    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == [
+        "items.jsonl",
+        "record.jsonl",
+        "run.json",
+    ]
     saved = json.loads((tmp_path / "r" / "run.json").read_text())
     assert (saved["schema"], saved["command"], saved["state"]) == ("preimage/1", "invert", "done")
     assert saved["model"] == first["model"]

@@ -531,7 +531,7 @@ def stop_at(note: str, number: int) -> Callable[[int, int, str], None]:
 
 
 def results_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "items.jsonl"}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith(".jsonl")}
 
 
 def differing(first: Any, second: Any, at: str = "") -> list[str]:
@@ -579,7 +579,12 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_run_folder_holds_what_the_search_returns(whole: Path, compared: list[int]) -> None:
-    assert sorted(path.name for path in whole.iterdir()) == ["items.jsonl", "layers.parquet", "run.json"]
+    assert sorted(path.name for path in whole.iterdir()) == [
+        "items.jsonl",
+        "layers.parquet",
+        "record.jsonl",
+        "run.json",
+    ]
     saved = json.loads((whole / "run.json").read_text())
     assert (saved["schema"], saved["command"], saved["state"]) == ("preimage/1", "collisions", "done")
     audit = preimage.find_collisions(tiny("llama"), PROMPTS, **GIVEN)

@@ -256,7 +256,7 @@ def test_the_command_sweeps(
     capsys.readouterr()
     assert len(loaded) == 1
     drawn = {f"{name}.html" for name in ("layers", "depth", "quantised", "near-collisions")}
-    assert drawn | {"run.json", "items.jsonl", "layers.parquet"} == {
+    assert drawn | {"run.json", "items.jsonl", "layers.parquet", "record.jsonl"} == {
         path.name for path in (tmp_path / "one").iterdir()
     }  # nothing about lengths that were not asked for
     assert main([*single, "--out", str(tmp_path / "one")]) == 0  # continued: everything is there

@@ -15,6 +15,7 @@ from preimage.storage.files import (
 )
 from preimage.storage.manifest import MANIFEST, TENSORS, read_manifest, unusable
 from preimage.storage.plans import differences, require_same
+from preimage.storage.records import processor, record
 from preimage.storage.run import Run
 
 __all__ = [
@@ -25,8 +26,10 @@ __all__ = [
     "differences",
     "dumps",
     "plain",
+    "processor",
     "read_json",
     "read_manifest",
+    "record",
     "replacing",
     "require_same",
     "sha256_file",

@@ -1,6 +1,7 @@
 """Runs: work in pieces that can be stopped at any moment and continued, in a folder or in memory alone.
 
-``run.json`` holds the plan and, at the end, the results; ``items.jsonl`` has a line for every finished piece.
+``run.json`` holds the plan and, at the end, the results; ``items.jsonl`` has a line for every finished piece;
+``record.jsonl`` has one for every time the run was begun or continued: versions, machine, date, command.
 The same plan continues a folder; another plan is refused, naming what differs and both values. One process
 works in a folder at a time.
 """
@@ -20,8 +21,9 @@ from preimage.progress import Progress, silent
 from preimage.storage.files import SCHEMA, plain, read_json, write_json, write_table
 from preimage.storage.locking import hold
 from preimage.storage.plans import require_same
+from preimage.storage.records import record
 
-_RUN, _ITEMS = "run.json", "items.jsonl"
+_RUN, _ITEMS, _RECORD = "run.json", "items.jsonl", "record.jsonl"
 Key = TypeVar("Key", bound=int | str)
 Piece = TypeVar("Piece")
 
@@ -111,6 +113,8 @@ class Run:
             raise foreign
         else:
             write_json(path / _RUN, {**self._plan, "state": "running"})
+        if self.results is None:
+            self._append(path / _RECORD, record())
 
     def _append(self, path: Path, entry: dict[str, Any]) -> None:
         try:
