@@ -31,10 +31,11 @@ from preimage.cli import doctor, main
 from preimage.cli.doctor import _cache
 from preimage.cli.terminal import printable
 from preimage.errors import RunFolderError
-from preimage.results import Inversion, RunFolder, dumps
+from preimage.results import Inversion
 from preimage.states import States
 from preimage.states.layout import Layout, group_by_length, tensor_name
 from preimage.states.states import MemoryStore
+from preimage.storage import Run, dumps
 from surroundings import PYTHON
 from test_loading import VOCABULARY, make_folder
 from tiny import build, random_ids
@@ -87,11 +88,11 @@ def jsonl(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-Run = Callable[..., tuple[int, str, str]]
+Typed = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
+def run(capsys: pytest.CaptureFixture[str]) -> Typed:
     """The exit code of a command, its stdout and its stderr."""
 
     def call(*argv: object) -> tuple[int, str, str]:
@@ -105,7 +106,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture
-def document(run: Run) -> Callable[..., tuple[int, dict[str, Any]]]:
+def document(run: Typed) -> Callable[..., tuple[int, dict[str, Any]]]:
     """The exit code of a command, and the one document it prints with --json."""
 
     def call(*argv: object) -> tuple[int, dict[str, Any]]:
@@ -133,7 +134,7 @@ def process(*argv: object, cwd: Path | None = None, **environment: str) -> subpr
 # --- one document (C1) and the exit codes (C2) ------------------------------------------------
 
 
-def test_doctor(document: Any, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_doctor(document: Any, run: Typed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, found = document("doctor")
     assert code == 0
     assert (found["schema"], found["command"]) == ("preimage/1", "doctor")
@@ -193,7 +194,7 @@ def test_doctor_says_where_half_precision_crashes(
     assert "ONEDNN_MAX_CPU_ISA" in check["found"]
 
 
-def test_models(document: Any, run: Run, model: str) -> None:
+def test_models(document: Any, run: Typed, model: str) -> None:
     code, found = document("models")
     assert code == 0
     assert [alias["name"] for alias in found["aliases"]] == ["smollm2"]
@@ -213,7 +214,7 @@ def test_models(document: Any, run: Run, model: str) -> None:
         assert found["error"]["code"] == "bad_model"
 
 
-def test_capture(document: Any, run: Run, model: str, tmp_path: Path) -> None:
+def test_capture(document: Any, run: Typed, model: str, tmp_path: Path) -> None:
     out = tmp_path / "b"
     texts = ["--text", "the cat", "--text", "a dog"]
     code, found = document("capture", "--model", model, *texts, "--layers", "1,final", "--out", out)
@@ -266,7 +267,7 @@ def test_capture_from_a_tensor(document: Any, model: str, tmp_path: Path) -> Non
     assert found["error"]["code"] == "bad_bundle"
 
 
-def test_invert_text(document: Any, run: Run, model: str) -> None:
+def test_invert_text(document: Any, run: Typed, model: str) -> None:
     given = ["--model", model, "--text", "the cat", "--text", "a dog", "--layer", 2]
     for method in ("sipit", "brute-force"):
         code, found = document("invert", *given, "--method", method)
@@ -301,7 +302,7 @@ def test_invert_a_bundle(document: Any, model: str, bundle: Path) -> None:
 
 
 def test_what_is_not_recovered_is_exit_code_1(
-    document: Any, run: Run, folders: dict[str, Path], bundle: Path
+    document: Any, run: Typed, folders: dict[str, Path], bundle: Path
 ) -> None:
     given = ["invert", bundle, "--model", folders["other"], "--any-model", "--layer", 1]
     given += ["--method", "brute-force"]
@@ -319,7 +320,7 @@ def test_what_is_not_recovered_is_exit_code_1(
     assert "the budget of 1 tests is spent" in found["results"][0]["reason"]
 
 
-def test_bench_capture(document: Any, run: Run, model: str) -> None:
+def test_bench_capture(document: Any, run: Typed, model: str) -> None:
     given = ["bench", "capture", "--model", model, "--count", 2, "--length", 4, "--rounds", 1]
     code, found = document(*given)
     assert code == 0
@@ -335,7 +336,7 @@ def test_bench_capture(document: Any, run: Run, model: str) -> None:
     assert found["error"]["code"] == "bad_option"
 
 
-def test_bench_inversion(document: Any, run: Run, model: str) -> None:
+def test_bench_inversion(document: Any, run: Typed, model: str) -> None:
     given = [
         "bench",
         "inversion",
@@ -406,7 +407,7 @@ def test_the_bench_counts_what_is_claimed_and_times_what_was_verified(
     assert found["speedup_over_sipit"] == 1.5 / (0.6 / 6)
 
 
-def test_bench_throughput(document: Any, run: Run, model: str) -> None:
+def test_bench_throughput(document: Any, run: Typed, model: str) -> None:
     given = ["bench", "throughput", "--model", model, "--layers", "1,final", "--prose", 0, "--code", 0]
     given += ["--random", 3, "--length", 5, "--rounds", 1]
     code, found = document(*given)
@@ -423,7 +424,7 @@ def test_bench_throughput(document: Any, run: Run, model: str) -> None:
     assert (code, found["error"]["code"]) == (2, "bad_layer")
 
 
-def test_bench_pairs(document: Any, run: Run) -> None:
+def test_bench_pairs(document: Any, run: Typed) -> None:
     given = ["bench", "pairs", "--n", 600, "--d", 12, "--sets", 2, "--rounds", 1]
     code, found = document(*given)
     assert code == 0
@@ -437,7 +438,7 @@ def test_bench_pairs(document: Any, run: Run) -> None:
         assert (code, found["error"]["code"]) == (2, "bad_option")
 
 
-def test_a_proof_is_stored_and_drawn(document: Any, run: Run, model: str, tmp_path: Path) -> None:
+def test_a_proof_is_stored_and_drawn(document: Any, run: Typed, model: str, tmp_path: Path) -> None:
     given = ["invert", "--model", model, "--prompts", "random", "--count", 1, "--length", 4, "--layer", 1]
     given += ["--prove", "--out", tmp_path / "proof"]
     code, found = document(*given)
@@ -454,7 +455,7 @@ def test_a_proof_is_stored_and_drawn(document: Any, run: Run, model: str, tmp_pa
     assert (code, found["error"]["code"]) == (2, "bad_option")
 
 
-def test_collisions(document: Any, run: Run, model: str, tmp_path: Path) -> None:
+def test_collisions(document: Any, run: Typed, model: str, tmp_path: Path) -> None:
     texts, out = ["the cat", "a dog", "the cats sat", "the cat"], tmp_path / "run"
     given = ["collisions", "--model", model, *(part for text in texts for part in ("--text", text))]
     given += ["--layers", "0,2,final", "--hard-bases", 2, "--closest", 2, "--threshold", 0.5]
@@ -469,7 +470,7 @@ def test_collisions(document: Any, run: Run, model: str, tmp_path: Path) -> None
     for entry in found["results"]["layers"]:
         assert (entry["spacing"]["pairs"], entry["spacing"]["below"].keys()) == (3, {"1e-06", "0.5"})
     assert found["results"]["unexplained"] == 0
-    names = ["items.jsonl", "layers.parquet", "run.json", "spacing.html"]
+    names = ["items.jsonl", "layers.parquet", "record.jsonl", "run.json", "spacing.html"]
     assert sorted(path.name for path in out.iterdir()) == names
     assert "All pairs of 3 prompts" in (out / "spacing.html").read_text(encoding="utf-8")
     assert json.loads((out / "run.json").read_text())["results"] == found["results"]
@@ -488,7 +489,7 @@ def test_collisions(document: Any, run: Run, model: str, tmp_path: Path) -> None
     assert re.search(r"^layer 0, at the noise floor: \d same last token at layer 0$", text, re.MULTILINE)
 
 
-def test_collisions_at_several_lengths(document: Any, run: Run, model: str, tmp_path: Path) -> None:
+def test_collisions_at_several_lengths(document: Any, run: Typed, model: str, tmp_path: Path) -> None:
     given = ["collisions", "--model", model, "--prompts", "random", "--count", 6, "--lengths", "4,8"]
     given += ["--layers", "1,final", "--hard-bases", 0, "--seed", 3]
     code, found = document(*given, "--out", tmp_path / "sweep")
@@ -516,7 +517,7 @@ def test_prompts_with_the_same_next_token_are_compared(document: Any, model: str
     assert layer["spacing"]["closest"][0]["first_text"].endswith(" =")
 
 
-def test_continuations(document: Any, run: Run, model: str, tmp_path: Path) -> None:
+def test_continuations(document: Any, run: Typed, model: str, tmp_path: Path) -> None:
     given = ["continuations", "--model", model, "--text", "the cat", "--text", "a", "--layer", 2]
     code, found = document(*given, "--out", tmp_path / "scan")
     assert code == 0
@@ -527,7 +528,7 @@ def test_continuations(document: Any, run: Run, model: str, tmp_path: Path) -> N
     for prefix in found["results"]["prefixes"]:
         assert prefix["spacing"]["states"] == VOCABULARY
         assert prefix["margin"] == prefix["spacing"]["closest"][0]["distance"] > 0
-    names = ["items.jsonl", "prefixes.parquet", "run.json"]
+    names = ["items.jsonl", "prefixes.parquet", "record.jsonl", "run.json"]
     assert sorted(path.name for path in (tmp_path / "scan").iterdir()) == names
     code, text, err = run(*given)
     assert (code, err) == (0, "")
@@ -565,7 +566,7 @@ def test_the_closest_prompts_of_a_search_are_continued(
 
 
 def test_a_search_of_one_family_has_nothing_to_continue(
-    document: Any, run: Run, model: str, jsonl: Callable[..., str], tmp_path: Path
+    document: Any, run: Typed, model: str, jsonl: Callable[..., str], tmp_path: Path
 ) -> None:
     given = ["collisions", "--model", model, "--prompts", jsonl([7, 7], [7, 7, 7]), "--layers", 1]
     given += ["--hard-bases", 0, "--out", tmp_path / "run"]
@@ -577,7 +578,7 @@ def test_a_search_of_one_family_has_nothing_to_continue(
 
 
 def test_an_unexplained_collision_is_exit_code_1(
-    document: Any, run: Run, own_cache: Path, tmp_path: Path
+    document: Any, run: Typed, own_cache: Path, tmp_path: Path
 ) -> None:
     folder = make_folder(tmp_path / "flat")
     weights = load_file(folder / "model.safetensors")
@@ -632,7 +633,7 @@ def test_an_interrupted_search_is_continued_by_the_same_command(
     assert not (tmp_path / "run" / "states").exists()
 
 
-def test_lens(document: Any, run: Run, model: str, tmp_path: Path) -> None:
+def test_lens(document: Any, run: Typed, model: str, tmp_path: Path) -> None:
     given = ["lens", "train", "--model", model, "--layer", 1, "--prompts", "random", "--steps", 3]
     given += ["--batch-tokens", 64, "--rank", 4, "--hidden", 8]
     code, found = document(*given, "--out", tmp_path / "lens.safetensors")
@@ -685,7 +686,7 @@ def test_demo_without_its_model(document: Any, monkeypatch: pytest.MonkeyPatch, 
     ],
     ids=" ".join,
 )
-def test_wrong_usage(argv: list[str], document: Any, run: Run) -> None:
+def test_wrong_usage(argv: list[str], document: Any, run: Typed) -> None:
     code, found = document(*argv)
     assert code == 2
     assert found.keys() == {"error"}
@@ -698,7 +699,7 @@ def test_wrong_usage(argv: list[str], document: Any, run: Run) -> None:
         assert len(err.splitlines()) == 1
 
 
-def test_help_and_nothing_at_all(run: Run) -> None:
+def test_help_and_nothing_at_all(run: Typed) -> None:
     for argv in ([], ["--help"], ["invert", "--help"], ["bench", "--help"]):
         code, out, err = run(*argv)
         assert code == 0
@@ -707,7 +708,7 @@ def test_help_and_nothing_at_all(run: Run) -> None:
 
 
 def test_an_interrupt_is_exit_code_130(
-    document: Any, run: Run, model: str, monkeypatch: pytest.MonkeyPatch
+    document: Any, run: Typed, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -804,7 +805,7 @@ class Given:
         return make_folder(self.tmp / "untold", tokenizer=False)
 
     def unfinished(self) -> Path:
-        RunFolder(self.tmp / "unfinished", {"command": "collisions"})
+        Run({"command": "collisions"}, self.tmp / "unfinished")
         return self.tmp / "unfinished"
 
     def file(self, name: str, text: str) -> Path:
@@ -991,7 +992,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     command: list[str],
     case: Case,
     message: str,
-    run: Run,
+    run: Typed,
     folders: dict[str, Path],
     bundle: Path,
     jsonl: Callable[..., str],
@@ -1127,7 +1128,7 @@ def test_escapes(raw: str, shown: str) -> None:
 
 
 def test_recovered_text_is_escaped_in_the_table_and_whole_in_the_document(
-    run: Run, document: Any, model: str
+    run: Typed, document: Any, model: str
 ) -> None:
     text = "\x1b]0;x\x07\u202e[b]\r\n"
     given = ["invert", "--model", model, "--text", text, "--layer", 1, "--method", "brute-force"]
@@ -1140,7 +1141,7 @@ def test_recovered_text_is_escaped_in_the_table_and_whole_in_the_document(
     assert found["results"][0]["text"] == "<s>" + text
 
 
-def test_names_in_errors_are_escaped(run: Run) -> None:
+def test_names_in_errors_are_escaped(run: Typed) -> None:
     code, _, err = run("models", "no\x1b[2Jsuch\nmodel")
     assert code == 2
     assert len(err.splitlines()) == 1
@@ -1198,7 +1199,11 @@ def test_a_finished_run_is_not_run_again(document: Any, model: str, tmp_path: Pa
     given = ["invert", "--model", model, "--text", "the cat", "--layer", 1, "--out", tmp_path / "r"]
     code, first = document(*given)
     assert code == 0
-    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == ["items.jsonl", "run.json"]
+    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == [
+        "items.jsonl",
+        "record.jsonl",
+        "run.json",
+    ]
     saved = json.loads((tmp_path / "r" / "run.json").read_text())
     assert (saved["schema"], saved["command"], saved["state"]) == ("preimage/1", "invert", "done")
     assert saved["model"] == first["model"]
@@ -1224,7 +1229,7 @@ def test_a_finished_run_is_not_run_again(document: Any, model: str, tmp_path: Pa
     ids=str,
 )
 def test_a_run_folder_of_other_work_is_refused_by_the_field(
-    changed: list[object], said: str, run: Run, model: str, folders: dict[str, Path], tmp_path: Path
+    changed: list[object], said: str, run: Typed, model: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "r"
     first = ["invert", "--model", model, "--text", "the cat", "--layer", 1, "--out", out]
@@ -1240,7 +1245,7 @@ def test_a_run_folder_of_other_work_is_refused_by_the_field(
 
 @pytest.mark.parametrize("kind", ["a bundle", "a file", "other files"])
 def test_a_folder_that_is_no_run_folder_is_refused(
-    kind: str, run: Run, model: str, bundle: Path, tmp_path: Path
+    kind: str, run: Typed, model: str, bundle: Path, tmp_path: Path
 ) -> None:
     out = {"a bundle": bundle, "a file": tmp_path / "f", "other files": tmp_path / "d"}[kind]
     (tmp_path / "f").write_text("mine")
@@ -1255,23 +1260,23 @@ def test_a_folder_that_is_no_run_folder_is_refused(
 
 def test_half_a_line_is_dropped_and_done_again(tmp_path: Path) -> None:
     plan = {"command": "invert", "layer": 3}
-    folder = RunFolder(tmp_path / "r", plan)
-    folder.add("0", {"text": "a\u2028b\ud800", "value": float("nan")})
-    folder.add("1", {"value": 2})
+    folder = Run(plan, tmp_path / "r")
+    folder.keep("0", {"text": "a\u2028b\ud800", "value": float("nan")})
+    folder.keep("1", {"value": 2})
     whole = lines_of(tmp_path / "r")
     with (tmp_path / "r" / "items.jsonl").open("ab") as file:
         file.write(b'{"key": "2", "item": {"val')  # killed here
-    again = RunFolder(tmp_path / "r", plan)
+    again = Run(plan, tmp_path / "r")
     assert again.items == {"0": {"text": "a\u2028b\ud800", "value": None}, "1": {"value": 2}}
     assert lines_of(tmp_path / "r") == whole
-    again.add("2", {"value": 3})
-    assert RunFolder(tmp_path / "r", plan).items["2"] == {"value": 3}
+    again.keep("2", {"value": 3})
+    assert Run(plan, tmp_path / "r").items["2"] == {"value": 3}
 
 
 def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:  # J3
     code = (
-        "import sys, time; from preimage.results import RunFolder; "
-        "kept = RunFolder(sys.argv[1], {'layer': 3}); print('in', flush=True); time.sleep(600)"
+        "import sys, time; from preimage.storage import Run; "
+        "kept = Run({'layer': 3}, sys.argv[1]); print('in', flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "r")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
@@ -1281,14 +1286,14 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:  # J3
             before = (tmp_path / "r" / "run.json").read_bytes()
             for plan in ({"layer": 3}, {"layer": 4}):
                 with pytest.raises(RunFolderError, match="Another process"):
-                    RunFolder(tmp_path / "r", plan)
+                    Run(plan, tmp_path / "r")
             assert (tmp_path / "r" / "run.json").read_bytes() == before
         finally:
             other.kill()
-    first = RunFolder(tmp_path / "r", {"layer": 3})  # the lock went with the process
-    again = RunFolder(tmp_path / "r", {"layer": 3})  # and does not keep out its own
-    first.add("1", {})
-    assert set(RunFolder(tmp_path / "r", {"layer": 3}).items) == {"1"}
+    first = Run({"layer": 3}, tmp_path / "r")  # the lock went with the process
+    again = Run({"layer": 3}, tmp_path / "r")  # and does not keep out its own
+    first.keep("1", {})
+    assert set(Run({"layer": 3}, tmp_path / "r").items) == {"1"}
     del first, again
 
 
@@ -1301,35 +1306,35 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:  # J3
     ],
 )  # fmt: skip
 def test_a_damaged_run_folder_is_refused_by_the_file(name: str, raw: bytes, tmp_path: Path) -> None:
-    RunFolder(tmp_path / "r", {"layer": 3})
+    Run({"layer": 3}, tmp_path / "r")
     (tmp_path / "r" / name).write_bytes(raw)
     with pytest.raises(RunFolderError, match=re.escape(str(tmp_path / "r" / name))) as caught:
-        RunFolder(tmp_path / "r", {"layer": 3})
+        Run({"layer": 3}, tmp_path / "r")
     assert caught.value.hint == "Give another folder."
 
 
 def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:
-    RunFolder(tmp_path / "r", {"layer": 3})
+    Run({"layer": 3}, tmp_path / "r")
     path = tmp_path / "r" / "run.json"
     path.write_text(path.read_text().replace("preimage/1", "preimage/0"))
     with pytest.raises(RunFolderError, match='begun with another schema: "preimage/0", now "preimage/1"'):
-        RunFolder(tmp_path / "r", {"layer": 3})
+        Run({"layer": 3}, tmp_path / "r")
 
 
 def test_a_run_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match="cannot be written"):
-        RunFolder(tmp_path / "file" / "r", {})
-    folder = RunFolder(tmp_path / "r", {})
+        Run({}, tmp_path / "file" / "r")
+    folder = Run({}, tmp_path / "r")
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunFolderError, match=r"items\.jsonl cannot be written: No space left on device"):
-        folder.add("0", {})
+        folder.keep("0", {})
     with pytest.raises(RunFolderError, match=r"run\.json cannot be written: No space left on device"):
-        folder.finish({})
+        folder.finish(dict)
     monkeypatch.undo()
     assert json.loads((tmp_path / "r" / "run.json").read_text())["state"] == "running"
     assert not list((tmp_path / "r").glob("*.partial"))
@@ -1386,9 +1391,7 @@ def test_ctrl_c_leaves_a_run_that_continues(document: Any, model: str, tmp_path:
     out, count = tmp_path / "r", 4
     given = ["invert", "--model", model, "--prompts", "random", "--count", count, "--length", 4]
     given += ["--layer", 3, "--method", "brute-force"]
-    code, stdout, stderr = interrupted(
-        "preimage.results", "RunFolder", "add", 2, *given, "--out", out, "--json"
-    )
+    code, stdout, stderr = interrupted("preimage.storage", "Run", "keep", 2, *given, "--out", out, "--json")
     assert code == 130
     assert json.loads(stdout)["error"]["code"] == "interrupted"
     assert "Traceback" not in stderr

@@ -37,8 +37,10 @@ from preimage.layers import Layer
 from preimage.models import LanguageModel
 from preimage.prompts import PromptOptions, PromptSet, gather, hard_pairs
 from preimage.report import spacing_figure
-from preimage.results import CollidingPair, Continuation, LayerCollisions, RunFolder, Spacing
+from preimage.results import CollidingPair, Continuation, LayerCollisions, Spacing
 from preimage.states import SAFETY, States, noise_floor
+from preimage.storage import Run
+from preimage.storage import run as storage_run
 from test_loading import VOCABULARY as TEXT_VOCABULARY
 from test_loading import make_tokenizer
 from tiny import VOCABULARY, build, random_ids, tiny
@@ -529,7 +531,7 @@ def stop_at(note: str, number: int) -> Callable[[int, int, str], None]:
 
 
 def results_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "items.jsonl"}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith(".jsonl")}
 
 
 def differing(first: Any, second: Any, at: str = "") -> list[str]:
@@ -577,7 +579,12 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_run_folder_holds_what_the_search_returns(whole: Path, compared: list[int]) -> None:
-    assert sorted(path.name for path in whole.iterdir()) == ["items.jsonl", "layers.parquet", "run.json"]
+    assert sorted(path.name for path in whole.iterdir()) == [
+        "items.jsonl",
+        "layers.parquet",
+        "record.jsonl",
+        "run.json",
+    ]
     saved = json.loads((whole / "run.json").read_text())
     assert (saved["schema"], saved["command"], saved["state"]) == ("preimage/1", "collisions", "done")
     audit = preimage.find_collisions(tiny("llama"), PROMPTS, **GIVEN)
@@ -635,7 +642,7 @@ def test_a_search_stopped_at_any_moment_gives_the_same_bytes(
         return call
 
     with monkeypatch.context() as patch:
-        for home, name in ((RunFolder, "finish"), (auditing.shutil, "rmtree")):
+        for home, name in ((Run, "finish"), (storage_run.shutil, "rmtree")):
             patch.setattr(home, name, watched(getattr(home, name)))
         search(out, progress=copy_folder)
     last = next(folder for folder in reversed(copies) if (folder / "states").exists())
@@ -965,7 +972,7 @@ def test_the_prompts_of_the_closest_pairs(whole: Path, tmp_path: Path) -> None:
             refused(OptionError, lambda: closest_prompts(of, count=count))  # noqa: B023
     with pytest.raises(Stopped):
         search(tmp_path / "half", progress=stop_at("layers compared", 2))
-    RunFolder(tmp_path / "other", {"command": "invert"}).finish({"results": []})
+    Run({"command": "invert"}, tmp_path / "other").finish(list)
     for name in ("half", "other"):
         error = refused(RunFolderError, lambda: closest_prompts(tmp_path / name))  # noqa: B023
         assert error.message == f"{tmp_path / name} holds no finished collision search."

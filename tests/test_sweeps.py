@@ -36,7 +36,8 @@ from preimage.models import LanguageModel
 from preimage.models.doubling import double_copy, in_double
 from preimage.prompts import PromptOptions, gather
 from preimage.report import length_figure, save_figures
-from preimage.results import Geometry, read_json
+from preimage.results import Geometry
+from preimage.storage import read_json
 from tiny import NAMES, VOCABULARY, build, random_ids, tiny
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -255,7 +256,7 @@ def test_the_command_sweeps(
     capsys.readouterr()
     assert len(loaded) == 1
     drawn = {f"{name}.html" for name in ("layers", "depth", "quantised", "near-collisions")}
-    assert drawn | {"run.json", "items.jsonl", "layers.parquet"} == {
+    assert drawn | {"run.json", "items.jsonl", "layers.parquet", "record.jsonl"} == {
         path.name for path in (tmp_path / "one").iterdir()
     }  # nothing about lengths that were not asked for
     assert main([*single, "--out", str(tmp_path / "one")]) == 0  # continued: everything is there

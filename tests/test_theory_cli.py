@@ -16,7 +16,7 @@ from preimage.collisions import rounding
 from preimage.errors import OptionError
 from preimage.models import LanguageModel, new_model
 from preimage.results import Verdict
-from preimage.schema import SCHEMA
+from preimage.storage import SCHEMA
 from preimage.theory import discriminant, group, updates, verifying
 from preimage.theory.dichotomy import SEPARATED, SEPARATED_ABOVE
 from preimage.theory.transforms import mix_queries_keys

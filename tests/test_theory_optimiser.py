@@ -16,7 +16,8 @@ from preimage.errors import ModelError, OptionError, PreimageError, PromptError
 from preimage.models import LanguageModel
 from preimage.models.doubling import double_copy, in_double
 from preimage.models.identity import weight_hash
-from preimage.results import TheoryReport, read_json
+from preimage.results import TheoryReport
+from preimage.storage import read_json
 from preimage.theory import lanczos, updates
 from preimage.theory.lanczos import top_of_spectrum
 from preimage.theory.optimiser import IDENTITY, LARGEST_EXACT, check_optimiser

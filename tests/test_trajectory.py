@@ -23,7 +23,8 @@ from preimage.models import FAMILIES, SIZES, new_model, scratch, train_tokenizer
 from preimage.models.doubling import double_copy
 from preimage.prompts import PromptOptions, documents, gather
 from preimage.report import trajectory_figure
-from preimage.results import RunFolder, Trajectory, read_json
+from preimage.results import Trajectory
+from preimage.storage import Run, read_json
 
 OPTIONS = preimage.TrajectoryOptions(
     size="tiny", steps=30, batch=4, window=32, learning_rate=3e-3, checkpoints=5, probes=50, length=12,
@@ -284,15 +285,15 @@ def test_a_stopped_run_continues_to_the_bit(
 ) -> None:
     expected, whole = runs["gpt2"]
     out = tmp_path / "run"
-    add, measure = RunFolder.add, trajectory._checkpoint
+    add, measure = Run.keep, trajectory._checkpoint
     trained: list[int] = []
 
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    def stop_after_item(self: RunFolder, key: str, item: dict[str, object]) -> None:
+    def stop_after_item(self: Run, key: int, item: object) -> None:
         add(self, key, item)
-        if key == str(STEPS[3]):
+        if key == STEPS[3]:
             stop()
 
     def stop_before_item(running: Training, *rest: object) -> object:
@@ -308,11 +309,11 @@ def test_a_stopped_run_continues_to_the_bit(
         if moment == "before_item":
             patch.setattr(trajectory, "_checkpoint", stop_before_item)
         if moment == "after_item":
-            patch.setattr(RunFolder, "add", stop_after_item)
+            patch.setattr(Run, "keep", stop_after_item)
         if moment == "model":
             patch.setattr(trajectory, "save_model", stop)
         if moment == "finish":
-            patch.setattr(RunFolder, "finish", stop)
+            patch.setattr(Run, "finish", stop)
         with pytest.raises(KeyboardInterrupt):
             preimage.train_trajectory(OPTIONS, texts=texts, out=out, device="cpu", progress=watch)
     moment = "continued"
@@ -330,13 +331,13 @@ def test_a_killed_process_continues_to_the_bit(
     out = tmp_path / "run"
     script = (
         "import json, os, signal, sys, torch, preimage\n"
-        "from preimage.results import RunFolder\n"
+        "from preimage.storage import Run\n"
         "torch.set_num_threads(1)\n"
-        "add = RunFolder.add\n"
+        "add = Run.keep\n"
         "def killed_after_three(self, key, item):\n"
         "    add(self, key, item)\n"
         "    if len(self.items) == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "RunFolder.add = killed_after_three\n"
+        "Run.keep = killed_after_three\n"
         "given = json.loads(sys.stdin.read())\n"
         "options = preimage.TrajectoryOptions(**given['options'] | {'bits': (None, 4)})\n"
         "preimage.train_trajectory(options, texts=given['texts'], out=given['out'], device='cpu')\n"

@@ -15,7 +15,7 @@ import torch
 from preimage.bench.timing import hardware_of
 from preimage.geometry import TrajectoryOptions, train_trajectory
 from preimage.models.loading import parse_device
-from preimage.results import dumps
+from preimage.storage import dumps
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)

@@ -18,7 +18,7 @@ from preimage.bench import bench_geometry
 from preimage.bench.timing import hardware
 from preimage.geometry import GeometryOptions, Quantiser, measure_model
 from preimage.prompts import PromptOptions, PromptSet, gather
-from preimage.results import dumps
+from preimage.storage import dumps
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)

@@ -71,3 +71,7 @@ class MissingExtraError(PreimageError):
     """An optional dependency is not installed."""
 
     code = "missing_extra"
+
+
+class UnwritableError(RunFolderError):
+    """A file cannot be written: the disk is full, read-only or gone."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from preimage.models import LanguageModel
+from preimage.storage import processor
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
@@ -38,16 +38,8 @@ def hardware(model: LanguageModel) -> dict[str, Any]:
 def hardware_of(device: torch.device) -> dict[str, Any]:
     """The same for a device."""
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):  # not Linux, or another kind of processor
-        return platform.processor() or platform.machine()

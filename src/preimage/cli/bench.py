@@ -8,7 +8,7 @@ import typer
 
 from preimage.cli.arguments import Device, Dtype, Json, Model, Proposers, Seed
 from preimage.cli.terminal import print_json, print_lines, progress_bar
-from preimage.schema import SCHEMA
+from preimage.storage import SCHEMA
 
 Layers = Annotated[str, typer.Option(help="Layers to invert from.")]
 Prose = Annotated[int, typer.Option(help="Prompts of prose.")]

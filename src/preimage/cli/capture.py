@@ -22,7 +22,7 @@ from preimage.cli.arguments import (
 )  # fmt: skip
 from preimage.cli.terminal import print_json, print_lines, progress_bar
 from preimage.errors import OptionError, StatesError
-from preimage.schema import SCHEMA
+from preimage.storage import SCHEMA
 
 
 def capture(

@@ -24,7 +24,7 @@ from preimage.cli.arguments import (
 )  # fmt: skip
 from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
 from preimage.errors import OptionError
-from preimage.schema import SCHEMA
+from preimage.storage import SCHEMA
 
 if TYPE_CHECKING:
     from preimage.results import CollidingPair, CollisionAudit, ContinuationScan, Spacing
@@ -168,7 +168,7 @@ def _lengths(given: str | None, source: str | None, length: int | None) -> list[
 
 def _save_figure(audit: CollisionAudit, out: Path) -> None:
     from preimage.report import spacing_figure
-    from preimage.results import write_text
+    from preimage.storage import write_text
 
     write_text(out / "spacing.html", spacing_figure(audit).to_html(include_plotlyjs=True, div_id="spacing"))
 

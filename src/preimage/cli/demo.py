@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from preimage.cli import DONE, NOT_RECOVERED
 from preimage.cli.arguments import Json
 from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
-from preimage.schema import SCHEMA
+from preimage.storage import SCHEMA
 
 if TYPE_CHECKING:
     from preimage.models import LanguageModel

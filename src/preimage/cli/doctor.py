@@ -13,7 +13,7 @@ from pathlib import Path
 from preimage.cli import DONE, NOT_RECOVERED
 from preimage.cli.arguments import Json
 from preimage.cli.terminal import print_json, print_table
-from preimage.schema import SCHEMA
+from preimage.storage import SCHEMA
 
 
 def doctor(json: Json = False) -> int:

@@ -12,8 +12,7 @@ from preimage.cli import DONE, NOT_RECOVERED
 from preimage.cli.arguments import Bos, Count, Device, Figures, Json, Seed, Source, Texts, many_prompts
 from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
 from preimage.errors import OptionError
-from preimage.manifest import read_manifest
-from preimage.schema import SCHEMA
+from preimage.storage import SCHEMA, read_manifest
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -24,8 +24,7 @@ from preimage.cli.arguments import (
 )  # fmt: skip
 from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
 from preimage.errors import BundleError, OptionError
-from preimage.manifest import read_manifest
-from preimage.schema import SCHEMA
+from preimage.storage import SCHEMA, read_manifest
 
 if TYPE_CHECKING:
     from preimage.models import LanguageModel
@@ -143,7 +142,7 @@ def _middle(n_layers: int) -> str:
 
 def _save_figures(found: list[Inversion], model: LanguageModel, out: Path) -> None:
     from preimage.report import margin_figure
-    from preimage.results import write_text
+    from preimage.storage import write_text
 
     for index, result in enumerate(found):
         if result.token_ids:

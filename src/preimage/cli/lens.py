@@ -10,7 +10,7 @@ import typer
 
 from preimage.cli.arguments import Device, Dtype, Json, Model, Seed
 from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
-from preimage.schema import SCHEMA
+from preimage.storage import SCHEMA
 
 app = typer.Typer(help="Train, list and describe lenses.", no_args_is_help=True)
 

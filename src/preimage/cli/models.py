@@ -8,7 +8,7 @@ import typer
 
 from preimage.cli.arguments import Json
 from preimage.cli.terminal import print_json, print_lines, print_table
-from preimage.schema import SCHEMA
+from preimage.storage import SCHEMA
 
 TESTED = (
     "GPT-2", "GPT-NeoX", "OPT", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma 2", "Gemma 3 (text)",

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from preimage.progress import Progress
-from preimage.results import dumps
+from preimage.storage import dumps
 
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, format (bidi), surrogates, separators
 

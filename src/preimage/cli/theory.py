@@ -24,7 +24,7 @@ from preimage.cli.arguments import (
 )
 from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
 from preimage.errors import OptionError, PromptError, RunFolderError
-from preimage.schema import SCHEMA
+from preimage.storage import SCHEMA
 
 if TYPE_CHECKING:
     from preimage.models import LanguageModel
@@ -217,7 +217,7 @@ def discriminant(
 @app.command("verify")
 def verify(seed: Seed = 0, out: Out = None, json: Json = False) -> int:
     """Every check on a small Llama and a small GPT-2, in seconds."""
-    from preimage.results import write_json
+    from preimage.storage import write_json
     from preimage.theory import verify
 
     _check_folder(out)

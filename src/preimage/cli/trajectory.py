@@ -12,7 +12,7 @@ from preimage.cli.arguments import Device, Figures, Json, Seed
 from preimage.cli.geometry import parse_bits
 from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
 from preimage.errors import OptionError, PromptError
-from preimage.schema import SCHEMA
+from preimage.storage import SCHEMA
 
 if TYPE_CHECKING:
     from preimage.results import Trajectory

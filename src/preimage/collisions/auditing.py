@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import reprlib
-import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,9 @@ from preimage.layers import Layer, LayerSpec, parse_layers
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import HardPair, PromptSet, hard_pairs
-from preimage.results import CollidingPair, CollisionAudit, HardKind, LayerCollisions, RunFolder
+from preimage.results import CollidingPair, CollisionAudit, HardKind, LayerCollisions
 from preimage.states import States, capture, encode_all, noise_floor, safety
+from preimage.storage import Run
 
 _BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 _STATES = "states"  # in the run folder, until the run is done
@@ -57,25 +57,19 @@ def find_collisions(
             f"{len(given)} prompts, {len(ids)} of them different.", "Give at least two different ones."
         )
     require_above_noise(model, ids.ids, wanted, chosen.thresholds)
-    folder = None
-    if out is not None:
-        plan = {
-            "command": "collisions",
-            "model": model.identity.to_dict(),
-            "prompts": ids.fingerprint,
-            "layers": list(wanted),
-            "options": chosen.to_dict(),
-            "floors": safety(
-                model.dtype
-            ),  # so many noise floors are noise; layers judged by another number do not mix
-        }
-        folder = RunFolder(out, plan)
-    kept = {} if folder is None else folder.items
-    audit = _Audit(model, ids, wanted, chosen, folder, progress)
-    found = [
-        LayerCollisions.from_dict(kept[str(layer)]) if str(layer) in kept else audit.at(layer)
-        for layer in wanted
-    ]
+    plan = {
+        "command": "collisions",
+        "model": model.identity.to_dict(),
+        "prompts": ids.fingerprint,
+        "layers": list(wanted),
+        "options": chosen.to_dict(),
+        "floors": safety(model.dtype),  # so many are noise; layers judged by another number do not mix
+    }
+    run = Run(plan, out)
+    found = {layer: LayerCollisions.from_dict(run.items[str(layer)]) for layer in run.done(wanted)}
+    audit = _Audit(model, ids, wanted, chosen, run, progress)
+    for layer in run.left(wanted):
+        found[layer] = audit.at(layer)
     lengths = ids.lengths
     result = CollisionAudit(
         model=model.identity.to_dict(),
@@ -84,12 +78,9 @@ def find_collisions(
         lengths=(min(lengths), max(lengths)),
         fingerprint=ids.fingerprint,
         options=chosen.to_dict(),
-        layers=tuple(found),
+        layers=tuple(found[layer] for layer in wanted),
     )
-    if folder is not None:
-        folder.finish({"results": result.to_dict()})
-        folder.write_table("layers", result.rows())
-        shutil.rmtree(folder.path / _STATES, ignore_errors=True)
+    run.finish(result.to_dict, {"layers": result.rows}, remove=[_STATES])
     return result
 
 
@@ -102,12 +93,12 @@ class _Audit:
         ids: PromptSet,
         layers: Sequence[Layer],
         options: CollisionOptions,
-        folder: RunFolder | None,
+        run: Run,
         progress: Progress,
     ) -> None:
         self._model, self._ids, self._layers, self._options = model, ids, layers, options
-        self._folder, self._progress = folder, progress
-        self._done = 0 if folder is None else len(folder.items)
+        self._run, self._progress = run, progress
+        self._done = len(run.done(layers))
         self._floor = noise_floor(model, layers)
         self._hard = _hard_pairs(model, ids, options)
         sides = dict.fromkeys(ids for pair in self._hard for ids in (pair.first, pair.second))
@@ -128,14 +119,12 @@ class _Audit:
                 self._ids.ids[a], self._ids.ids[b], layer, near=near
             ),
         )
-        tiles = None
-        if self._folder is not None:
-            tiles = KeptTiles(self._folder.path / _STATES / f"tiles-{layer}")
+        place = self._run.place(f"{_STATES}/tiles-{layer}")
+        tiles = None if place is None else KeptTiles(place)
         spacing = measure_spacing(last, self._floor[layer], named, self._options, tiles or here)
         kinds = () if hard is None else self._hard_kinds(hard, layer)
         found = LayerCollisions(layer, spacing, kinds)
-        if self._folder is not None:
-            self._folder.add(str(layer), asdict(found))
+        self._run.keep(layer, found)
         if tiles is not None:
             tiles.forget()
         self._done += 1
@@ -144,11 +133,10 @@ class _Audit:
 
     def _states(self) -> tuple[States, States | None]:
         if self._captured is None:
-            place = None if self._folder is None else self._folder.path / _STATES
-            hard = list(self._hard_rows)
+            place, hard = self._run.place, list(self._hard_rows)
             self._captured = (
-                self._capture(self._ids, place and place / "prompts"),
-                self._capture(hard, place and place / "hard") if hard else None,
+                self._capture(self._ids, place(f"{_STATES}/prompts")),
+                self._capture(hard, place(f"{_STATES}/hard")) if hard else None,
             )
         return self._captured
 

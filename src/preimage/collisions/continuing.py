@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
-from preimage.results import CollisionAudit, Continuation, ContinuationScan, RunFolder, read_json
+from preimage.results import CollisionAudit, Continuation, ContinuationScan
 from preimage.states import encode_all, noise_floor, safety
+from preimage.storage import Run, read_json
 
 
 def scan_continuations(
@@ -54,36 +55,30 @@ def scan_continuations(
             )
     require_above_noise(model, ids, (at,), chosen.thresholds)
     floor = noise_floor(model, (at,))[at]
-    folder = None
-    if out is not None:
-        plan = {
-            "command": "continuations",
-            "model": model.identity.to_dict(),
-            "prefixes": PromptSet(tuple(ids), "list", 0, 0).fingerprint,
-            "layer": at,
-            "options": chosen.to_dict(),
-            "floors": safety(model.dtype),
-        }
-        folder = RunFolder(out, plan)
+    plan = {
+        "command": "continuations",
+        "model": model.identity.to_dict(),
+        "prefixes": PromptSet(tuple(ids), "list", 0, 0).fingerprint,
+        "layer": at,
+        "options": chosen.to_dict(),
+        "floors": safety(model.dtype),
+    }
+    run = Run(plan, out)
     structure = Structure(model, longest=max(map(len, ids)) + 1)
-    found: list[Continuation] = []
-    for number, prefix in enumerate(ids):
-        progress(number, len(ids), "prefixes")
-        if folder is not None and str(number) in folder.items:
-            found.append(Continuation.from_dict(folder.items[str(number)]))
-            continue
+    found = {number: Continuation.from_dict(run.items[str(number)]) for number in run.done(range(len(ids)))}
+
+    def scan(number: int) -> None:
+        prefix = ids[number]
         states = _every_token(model, prefix, at)
         require_finite(states, f"Prefix {number}, layer {at}, token")
-        named = _named_tokens(model, prefix, at, structure)
-        spacing = measure_spacing(states, floor, named, chosen)
-        found.append(Continuation(prefix, model.decode(prefix), at, spacing))
-        if folder is not None:
-            folder.add(str(number), asdict(found[-1]))
-    progress(len(ids), len(ids), "prefixes")
-    result = ContinuationScan(model.identity.to_dict(), at, chosen.to_dict(), tuple(found))
-    if folder is not None:
-        folder.finish({"results": result.to_dict()})
-        folder.write_table("prefixes", result.rows())
+        spacing = measure_spacing(states, floor, _named_tokens(model, prefix, at, structure), chosen)
+        found[number] = Continuation(prefix, model.decode(prefix), at, spacing)
+        run.keep(number, found[number])
+
+    run.each(range(len(ids)), scan, progress, "prefixes")
+    scans = tuple(found[number] for number in range(len(ids)))
+    result = ContinuationScan(model.identity.to_dict(), at, chosen.to_dict(), scans)
+    run.finish(result.to_dict, {"prefixes": result.rows})
     return result
 
 

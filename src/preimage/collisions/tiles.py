@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from preimage.distances import Screen, Tile, TileFound
-from preimage.results import write_tensors
+from preimage.storage import write_tensors
 
 
 class KeptTiles:

@@ -22,8 +22,9 @@ from preimage.layers import Layer
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
-from preimage.results import Geometry, LayerGeometry, LayerSet, RunFolder, StepReport
+from preimage.results import Geometry, LayerGeometry, LayerSet, StepReport
 from preimage.states import States
+from preimage.storage import Run
 
 
 def measure_geometry(
@@ -59,21 +60,19 @@ def measure_geometry(
         states.require_made_by(model)
     layers = _Layers(states, chosen, device, model, progress)
     wanted = [number for number in chosen.bits if number is not None]
-    folder = None
-    if out is not None:
-        folder = RunFolder(out, plan_of(states.model, states.token_ids, states.layers, chosen))
+    run = Run(plan_of(states.model, states.token_ids, states.layers, chosen), out)
     found: dict[Layer, dict[int | None, LayerGeometry]] = {}
-    for done, layer in enumerate(states.layers):
-        progress(done, len(states.layers), f"layers measured, now {layer}")
-        if folder is not None and str(layer) in folder.items:
-            kept = folder.items[str(layer)]["precisions"]
-            found[layer] = {measured["bits"]: LayerGeometry.from_dict(measured["found"]) for measured in kept}
-            continue
+    for layer in run.done(states.layers):
+        kept = run.items[str(layer)]["precisions"]
+        found[layer] = {measured["bits"]: LayerGeometry.from_dict(measured["found"]) for measured in kept}
+
+    def measure(layer: Layer) -> None:
         found[layer] = layers.at(layer)
-        if folder is not None:
-            precisions = [{"bits": number, "found": asdict(g)} for number, g in found[layer].items()]
-            folder.add(str(layer), {"precisions": precisions})
-    progress(len(states.layers), len(states.layers), "layers measured")
+        precisions = [{"bits": number, "found": asdict(g)} for number, g in found[layer].items()]
+        run.keep(layer, {"precisions": precisions})
+
+    run.each(states.layers, measure, progress, "layers measured")
+    found = {layer: found[layer] for layer in states.layers}
     result = Geometry(
         prompts=len(states),
         prompt_distance=layers.prompts.name,
@@ -85,9 +84,7 @@ def measure_geometry(
         },
         length=layers.prompts.largest if layers.prompts.name == "hamming" else None,
     )
-    if folder is not None:
-        folder.finish({"results": result.to_dict()})
-        folder.write_table("layers", result.rows())
+    run.finish(result.to_dict, {"layers": result.rows})
     return result
 
 

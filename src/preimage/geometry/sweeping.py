@@ -16,8 +16,9 @@ from preimage.layers import LayerSpec, parse_layers
 from preimage.models import LanguageModel, ModelPreview, load, read_preview
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptOptions, PromptSet, gather
-from preimage.results import Geometry, GeometrySweep, RunFolder, Setting, SweptGeometry, write_table
+from preimage.results import Geometry, GeometrySweep, Setting, SweptGeometry
 from preimage.states import capture
+from preimage.storage import Run, write_table
 
 _BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 
@@ -82,12 +83,10 @@ def measure_model(
 ) -> Geometry:
     """Capture the last states of prompts and measure them; with ``out``, continued or found done there."""
     chosen, wanted = options or GeometryOptions(), parse_layers(layers, model.n_layers)
-    bundle = None
-    if out is not None:
-        done = RunFolder(out, plan_of(model.identity.to_dict(), prompts.ids, wanted, chosen)).results
-        if done is not None:
-            return Geometry.from_dict(done)
-        bundle = Path(out) / "states"
+    run = Run(plan_of(model.identity.to_dict(), prompts.ids, wanted, chosen), out)
+    if run.results is not None:
+        return Geometry.from_dict(run.results)
+    bundle = run.place("states")
     batch = _BATCH_TOKENS.get(model.device.type, _BATCH_TOKENS["cpu"])
     states = capture(
         model, prompts, wanted, positions="last", batch_tokens=batch, out=bundle, progress=progress

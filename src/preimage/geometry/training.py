@@ -22,7 +22,7 @@ from preimage.errors import OptionError, RunFolderError
 from preimage.geometry.trajectory_options import TrajectoryOptions
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
-from preimage.results import write_tensors
+from preimage.storage import write_tensors
 
 _SAVE_SECONDS = 60.0  # a training stopped between two checkpoints loses no more than this
 _MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -20,8 +20,9 @@ from preimage.models import LanguageModel, new_model, parse_size, save_model
 from preimage.models.doubling import double_copy
 from preimage.models.loading import parse_device
 from preimage.progress import Progress, silent
-from preimage.results import Checkpoint, RunFolder, Trajectory, write_text
+from preimage.results import Checkpoint, Trajectory
 from preimage.states import capture
+from preimage.storage import Run, write_text
 
 _STATE, _MODEL = "training.safetensors", "model"
 _BATCH_TOKENS = 4096  # of a capture; in float64 the shape of a batch matters to no margin
@@ -47,7 +48,7 @@ def train_trajectory(
     chosen = replace(options or TrajectoryOptions(), **changes)
     geometry, target = GeometryOptions(bits=chosen.bits, subsets=0), parse_device(device)
     text = prepare_text(texts, chosen)
-    folder = None if out is None else RunFolder(out, _plan(chosen, text))
+    run = Run(_plan(chosen, text), out)
     model = new_model(
         chosen.family,
         chosen.size,
@@ -57,11 +58,10 @@ def train_trajectory(
         device=target,
     )
     steps = checkpoint_steps(chosen.steps, chosen.checkpoints)
-    known = {} if folder is None else folder.items
-    checkpoints = [Checkpoint.from_dict(known[str(step)]) for step in steps if str(step) in known]
-    left = steps[len(checkpoints) :]
-    if left or (folder is not None and not (folder.path / _MODEL).exists()):
-        state = None if folder is None else folder.path / _STATE
+    checkpoints = [Checkpoint.from_dict(run.items[str(step)]) for step in run.done(steps)]
+    left, kept = run.left(steps), run.place(_MODEL)
+    if left or (kept is not None and not kept.exists()):
+        state = run.place(_STATE)
         training = Training(model, text.train, chosen, state)
         if checkpoints and training.step < checkpoints[-1].step:
             raise RunFolderError(f"{state} is missing or too old.", "Give another folder.")
@@ -69,8 +69,7 @@ def train_trajectory(
             training.advance(step, progress)
             before = checkpoints[-1].step if checkpoints else 0
             checkpoints.append(_checkpoint(training, text, geometry, before, target))
-            if folder is not None:
-                folder.add(str(step), checkpoints[-1].to_dict())
+            run.keep(step, checkpoints[-1])
     found = Trajectory(
         options=chosen.to_dict(),
         model=_about(model, chosen),
@@ -78,8 +77,9 @@ def train_trajectory(
         text=text.fingerprint,
         checkpoints=tuple(checkpoints),
     )
-    if folder is not None:
-        _finish(folder, model, text, found)
+    if run.path is not None:
+        _finish(run.path, model, text)
+    run.finish(found.to_dict, {"checkpoints": found.rows}, remove=[_STATE])
     return found
 
 
@@ -106,15 +106,12 @@ def _checkpoint(
     )
 
 
-def _finish(folder: RunFolder, model: LanguageModel, text: TrainingText, found: Trajectory) -> None:
-    """The model first and its training state last: at no moment is there neither."""
-    if not (folder.path / _MODEL).exists():
-        save_model(model, folder.path / _MODEL)
+def _finish(folder: Path, model: LanguageModel, text: TrainingText) -> None:
+    """The model and its probes; the training state goes last: at no moment is there neither."""
+    if not (folder / _MODEL).exists():
+        save_model(model, folder / _MODEL)
     lines = [json.dumps({"token_ids": ids}) for ids in text.probes]
-    write_text(folder.path / "probes.jsonl", "\n".join(lines) + "\n")
-    folder.finish({"results": found.to_dict()})
-    folder.write_table("checkpoints", found.rows())
-    (folder.path / _STATE).unlink(missing_ok=True)
+    write_text(folder / "probes.jsonl", "\n".join(lines) + "\n")
 
 
 def _plan(options: TrajectoryOptions, text: TrainingText) -> dict[str, Any]:

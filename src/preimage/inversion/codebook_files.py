@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from preimage.errors import RunFolderError
 from preimage.layers import Layer
 from preimage.models import LanguageModel, cache_folder
-from preimage.results import write_tensors
+from preimage.storage import write_tensors
 
 if TYPE_CHECKING:
     from preimage.inversion.codebook import Codebook

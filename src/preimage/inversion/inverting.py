@@ -13,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from preimage.errors import LayerError, OptionError
-from preimage.execution import run_each
 from preimage.inversion.budget import Budget
 from preimage.inversion.fast import FastInverter, RepairPolicy
 from preimage.inversion.last_only import invert_last
@@ -29,8 +28,9 @@ from preimage.inversion.verifier import FAR, Trial, Verifier
 from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
-from preimage.results import Inversion, RunFolder
+from preimage.results import Inversion
 from preimage.states import States, noise_of
+from preimage.storage import Run
 
 
 def invert(
@@ -63,10 +63,9 @@ def invert(
     states.require_width(model)
     verifier = _verifier(model, states, at, chosen)
     states.require_finite(at)  # before any work is done
-    folder = None if out is None else _run_folder(Path(out), model, states, at, chosen)
-
-    kept = {} if folder is None else {int(key): Inversion.from_dict(i) for key, i in folder.items.items()}
-    open_ = [index for index in range(len(states)) if index not in kept]
+    run = Run(_plan(model, states, at, chosen), out)
+    results = {int(key): Inversion.from_dict(item) for key, item in run.items.items()}
+    open_ = run.left(range(len(states)))
     engine, proposer = None, ""
     if chosen.method == "fast" and states.positions == "all" and open_:
         reading = _proposer(model, at, chosen.wanted)
@@ -77,7 +76,7 @@ def invert(
         engine.prepare(max(states.lengths[index] for index in open_))
     setup = time.perf_counter() - began
 
-    def some(indices: tuple[int, ...]) -> None:
+    def invert_some(indices: tuple[int, ...]) -> None:
         found = (
             _invert_together(model, states, indices, verifier, chosen, engine)
             if engine is not None
@@ -87,17 +86,14 @@ def invert(
             result = replace(result, proposer=proposer, setup_seconds=setup)
             if chosen.prove:
                 result = _proved(model, result, states.at(index, at), verifier, chosen, progress)
-            if folder is not None:
-                folder.add(str(index), result.to_dict())
-            kept[index] = result
+            run.keep(index, result)
+            results[index] = result
 
-    run_each(
-        some, _batches(states, open_, engine is not None, model), progress, "batches of prompts inverted"
-    )
-    results = [kept[index] for index in range(len(states))]
-    if folder is not None:
-        folder.finish({"results": [result.to_dict() for result in results]})
-    return results
+    batches = _batches(states, open_, engine is not None, model)
+    run.each(batches, invert_some, progress, "batches of prompts inverted")
+    found = [results[index] for index in range(len(states))]
+    run.finish(lambda: [result.to_dict() for result in found])
+    return found
 
 
 def _batches(states: States, open_: list[int], together: bool, model: LanguageModel) -> list[tuple[int, ...]]:
@@ -117,10 +113,8 @@ def _batches(states: States, open_: list[int], together: bool, model: LanguageMo
     return [tuple(batch) for batch in batches]
 
 
-def _run_folder(
-    out: Path, model: LanguageModel, states: States, layer: Layer, options: InvertOptions
-) -> RunFolder:
-    plan = {
+def _plan(model: LanguageModel, states: States, layer: Layer, options: InvertOptions) -> dict[str, Any]:
+    return {
         "command": "invert",
         "model": model.identity.to_dict(),
         "states": states.fingerprint(layer),
@@ -128,7 +122,6 @@ def _run_folder(
         "options": options.to_dict(),
         "far": FAR,  # results judged by another line, or by none, do not mix
     }
-    return RunFolder(out, plan)
 
 
 def _choose_layer(states: States, layer: int | str | None, n_layers: int) -> Layer:

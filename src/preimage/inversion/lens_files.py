@@ -20,9 +20,7 @@ from preimage.errors import ModelError, RunFolderError
 from preimage.inversion.lens import Lens, LensShape
 from preimage.layers import Layer
 from preimage.models import LanguageModel, cache_folder
-from preimage.plans import differences
-from preimage.results import write_tensors
-from preimage.schema import SCHEMA
+from preimage.storage import SCHEMA, require_same, write_tensors
 
 _SHIPPED = resources.files("preimage") / "inversion" / "lenses"
 
@@ -161,9 +159,7 @@ def load_checkpoint(path: Path, lens: Lens, optimiser: torch.optim.AdamW, plan: 
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunFolderError(f"{path} cannot be read: {error}.", "Remove it to begin again.") from error
-    changed = differences(about["plan"], plan)
-    if changed:
-        raise RunFolderError(f"{path} was begun with {changed}.", "Rerun the first command, or remove it.")
+    require_same(path, about["plan"], plan)
     lens.load_state_dict({name[5:]: v for name, v in stored.items() if name.startswith("lens.")})
     for name, parameter in lens.named_parameters():
         optimiser.state[parameter] = {

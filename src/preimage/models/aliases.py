@@ -6,7 +6,6 @@ Reading GGUF takes tens of seconds each time, so it is converted to safetensors 
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import logging
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 import platformdirs
 
 from preimage.errors import ModelError
+from preimage.storage import sha256_file
 
 log = logging.getLogger(__name__)
 
@@ -94,10 +94,10 @@ def _find_file(alias: Alias, temporary: Path) -> Path:
     spec = importlib.util.find_spec(alias.package)  # finds it without running its code
     if spec is not None and spec.origin is not None:
         path = Path(spec.origin).parent / alias.file
-        if path.is_file() and _sha256(path) == alias.sha256:
+        if path.is_file() and sha256_file(path) == alias.sha256:
             return path
     path = _download(alias, temporary)
-    found = _sha256(path)
+    found = sha256_file(path)
     if found != alias.sha256:
         raise ModelError(
             f"The download of {alias.name} has SHA-256 {found}, {alias.sha256} was expected.",
@@ -143,8 +143,3 @@ def _download(alias: Alias, temporary: Path) -> Path:
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelError(f"{wheels[0].name} does not hold {alias.file}: {error}.", hint) from error
     return path
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,7 +9,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from preimage.errors import OptionError
-from preimage.results import write_bytes, write_text
+from preimage.storage import write_bytes, write_text
 
 FORMATS = ("html", "svg", "pdf")
 

@@ -1,4 +1,4 @@
-"""Result types and files. Nobody else writes a result."""
+"""Result types, readable without torch."""
 
 from preimage.results.collisions import (
     CollidingPair,
@@ -8,16 +8,6 @@ from preimage.results.collisions import (
     HardKind,
     LayerCollisions,
     Spacing,
-)
-from preimage.results.files import (
-    dumps,
-    plain,
-    read_json,
-    write_bytes,
-    write_json,
-    write_table,
-    write_tensors,
-    write_text,
 )
 from preimage.results.geometry import (
     Geometry,
@@ -31,7 +21,6 @@ from preimage.results.geometry import (
     SweptGeometry,
 )
 from preimage.results.inversion import Inversion, Position, Positions, Status
-from preimage.results.run_folder import RunFolder
 from preimage.results.theory import TheoryReport, Verdict
 from preimage.results.trajectory import Checkpoint, Drift, SmallestMargin, Trajectory
 
@@ -52,7 +41,6 @@ __all__ = [
     "LayerSet",
     "Position",
     "Positions",
-    "RunFolder",
     "Setting",
     "SmallestMargin",
     "Spacing",
@@ -63,12 +51,4 @@ __all__ = [
     "TheoryReport",
     "Trajectory",
     "Verdict",
-    "dumps",
-    "plain",
-    "read_json",
-    "write_bytes",
-    "write_json",
-    "write_table",
-    "write_tensors",
-    "write_text",
 ]

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from preimage.layers import Layer
-from preimage.results.files import write_json
-from preimage.schema import SCHEMA
+from preimage.storage import SCHEMA, write_json
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 from preimage.layers import Layer
-from preimage.results.files import write_json
-from preimage.schema import SCHEMA
+from preimage.storage import SCHEMA, write_json
 
 Status: TypeAlias = Literal["recovered", "ambiguous", "not_recovered"]
 Unique: TypeAlias = Literal["proved", "tested"]

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from preimage.results.files import plain, write_json
-from preimage.schema import SCHEMA
+from preimage.storage import SCHEMA, plain, write_json
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from preimage.layers import Layer
-from preimage.results.files import write_json
 from preimage.results.geometry import Geometry, LayerGeometry
-from preimage.schema import SCHEMA
+from preimage.storage import SCHEMA, write_json
 
 QUANTITIES = ("margin", "normalised_margin_quantile", "normalised_colipschitz_quantile")
 

@@ -5,21 +5,18 @@ The manifest is written last and renamed into place, so a folder with a manifest
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
-from preimage.errors import BundleError, StatesError
+from preimage.errors import BundleError, StatesError, UnwritableError
 from preimage.layers import CONVENTION, Layer
-from preimage.manifest import MANIFEST, TENSORS, read_manifest, unusable
-from preimage.schema import SCHEMA
 from preimage.states.layout import Group, Layout
 from preimage.states.states import DTYPES, States
-from preimage.states.tensor_file import TensorFileReader, TensorFileWriter, sha256_file
+from preimage.states.tensor_file import TensorFileReader, TensorFileWriter
+from preimage.storage import MANIFEST, SCHEMA, TENSORS, read_manifest, sha256_file, unusable, write_json
 
 PLAN = "capture.json"  # beside the partial file while a capture is under way
-_OURS = {TENSORS, *(f"{name}.partial" for name in (TENSORS, MANIFEST, PLAN)), PLAN}
+_OURS = {TENSORS, PLAN}  # and whatever is partial
 
 
 def save_bundle(states: States, folder: Path, *, withhold_ids: bool = False) -> Path:
@@ -36,7 +33,7 @@ def save_bundle(states: States, folder: Path, *, withhold_ids: bool = False) -> 
         finally:
             writer.close()
         finish_bundle(folder, manifest_of(states, withhold_ids=withhold_ids))
-    except OSError as error:
+    except (OSError, UnwritableError) as error:
         partial.unlink(missing_ok=True)
         raise unwritable(folder, error) from error
     return folder
@@ -50,9 +47,10 @@ def prepare_folder(folder: Path) -> None:
         raise BundleError(f"{folder} is a file.", "Give the name of a folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        others = sorted(path.name for path in folder.iterdir() if path.name not in _OURS)
+        names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         raise unwritable(folder, error) from error
+    others = [name for name in names if name not in _OURS and not name.endswith(".partial")]
     if others:
         raise BundleError(f"{folder} holds other files, {others[0]} first.", "Give a new or empty folder.")
 
@@ -63,12 +61,7 @@ def finish_bundle(folder: Path, manifest: dict[str, Any]) -> None:
     manifest["checksums"] = {TENSORS: sha256_file(partial)}
     manifest["bytes"] = partial.stat().st_size
     partial.replace(folder / TENSORS)
-    temporary = folder / (MANIFEST + ".partial")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(manifest, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / MANIFEST)
+    write_json(folder / MANIFEST, manifest)
 
 
 def manifest_of(states: States, *, withhold_ids: bool) -> dict[str, Any]:
@@ -149,6 +142,8 @@ def _model(identity: Any) -> dict[str, Any] | None:
     return dict(identity)
 
 
-def unwritable(folder: Path, error: OSError) -> StatesError:
+def unwritable(folder: Path, error: OSError | UnwritableError) -> StatesError:
     """What is said where the disk is full, read-only or gone."""
-    return BundleError(f"{folder} cannot be written: {error.strerror}.", "Give another folder.")
+    cause = error.__cause__ if isinstance(error, UnwritableError) else error
+    reason = getattr(cause, "strerror", None) or cause
+    return BundleError(f"{folder} cannot be written: {reason}.", "Give another folder.")

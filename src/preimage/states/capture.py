@@ -14,11 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from preimage.errors import OptionError, PromptError, RunFolderError
+from preimage.errors import OptionError, PromptError, RunFolderError, UnwritableError
 from preimage.layers import LayerSpec, parse_layers
-from preimage.manifest import MANIFEST, TENSORS
 from preimage.models import LanguageModel
-from preimage.plans import differences
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet, encode
 from preimage.states.bundle import PLAN, finish_bundle, manifest_of, open_states, prepare_folder, unwritable
@@ -26,6 +24,7 @@ from preimage.states.layout import Layout, Positions, group_by_length, tensor_na
 from preimage.states.noise import noise_floor
 from preimage.states.states import MemoryStore, States
 from preimage.states.tensor_file import TensorFileReader, TensorFileWriter, file_bytes
+from preimage.storage import MANIFEST, TENSORS, read_json, require_same, write_json
 
 _MEMORY_BYTES = 2 * 2**30  # more than this goes to disk
 _CUDA_BATCH_TOKENS = 16384
@@ -141,7 +140,7 @@ def _capture_to_disk(
         _fill(model, states, folder, batch_tokens, progress)
         finish_bundle(folder, manifest_of(states, withhold_ids=withhold_ids))
         (folder / PLAN).unlink()
-    except OSError as error:
+    except (OSError, UnwritableError) as error:
         raise unwritable(folder, error) from error
     states.store = TensorFileReader(folder / TENSORS)
     return states
@@ -200,16 +199,12 @@ def _resume(folder: Path, plan: dict[str, Any], size: int) -> int:
     if not path.exists() or (folder / MANIFEST).exists():
         prepare_folder(folder)
         return _begin(partial, plan)
+    saved = read_json(path)
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        changed = differences({field: saved["plan"][field] for field in plan}, plan)
-        done = int(saved["done"])
+        begun, done = {field: saved["plan"][field] for field in plan}, int(saved["done"])
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path} cannot be read: {error}.", "Give another folder.") from error
-    if changed:
-        raise RunFolderError(
-            f"{folder} was begun with {changed}.", "Rerun the first command, or give another folder."
-        )
+    require_same(folder, begun, plan)
     whole = partial.is_file() and partial.stat().st_size == size
     return done if whole else _begin(partial, plan)
 
@@ -222,6 +217,4 @@ def _begin(partial: Path, plan: dict[str, Any]) -> int:
 
 
 def _write_plan(folder: Path, plan: dict[str, Any], done: int) -> None:
-    temporary = folder / (PLAN + ".partial")
-    temporary.write_text(json.dumps({"plan": plan, "done": done}), encoding="utf-8")
-    temporary.replace(folder / PLAN)
+    write_json(folder / PLAN, {"plan": plan, "done": done})

@@ -20,9 +20,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from preimage.distances import norms
+from preimage.errors import RunFolderError
 from preimage.layers import Layer
 from preimage.models import LanguageModel, cache_folder
 from preimage.prompts import PromptOptions, gather
+from preimage.storage import write_json
 
 log = logging.getLogger(__name__)
 
@@ -225,9 +227,6 @@ def _load(model: LanguageModel) -> dict[Layer, Noise] | None:
 def _save(model: LanguageModel, noise: dict[Layer, Noise]) -> None:
     path = _cache_file(model)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{id(model)}.partial")
-        temporary.write_text(json.dumps({str(k): v for k, v in noise.items()}), encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:  # a cache that cannot be written costs time, nothing else
+        write_json(path, {str(layer): list(found) for layer, found in noise.items()})
+    except RunFolderError as error:  # a cache that cannot be written costs time, nothing else
         log.warning("the noise floor could not be cached: %s", error)

@@ -6,7 +6,6 @@ so a file can be laid out at once and filled batch by batch, which the safetenso
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -82,12 +81,6 @@ class TensorFileReader:
         """Rows start..stop of a tensor, and no others, in memory."""
         part: Tensor = self._file.get_slice(name)[start:stop]
         return part
-
-
-def sha256_file(path: Path) -> str:
-    """Checksum of a file, streamed."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_bytes(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from preimage.errors import BundleError
-from preimage.schema import SCHEMA
+from preimage.storage.files import SCHEMA
 
 TENSORS = "states.safetensors"
 MANIFEST = "manifest.json"

@@ -1,7 +1,8 @@
-"""Result files: whole or not there at all."""
+"""Files that are whole or not there at all."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -10,7 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from preimage.errors import RunFolderError
+from preimage.errors import RunFolderError, UnwritableError
+
+SCHEMA = "preimage/1"  # of everything that is written; a change of any format raises it
 
 
 def plain(value: Any) -> Any:
@@ -63,7 +66,7 @@ def write_text(path: Path, text: str) -> Path:
 
 def write_bytes(path: Path, content: bytes) -> Path:
     """Write a file of bytes."""
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         temporary.write_bytes(content)
     return path
 
@@ -73,13 +76,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], about: dict[str, Any] 
     from safetensors.torch import save_file
 
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         save_file(kept, temporary, None if about is None else {"about": json.dumps(about)})
     return path
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """A temporary file, synced and renamed to ``path`` once it is written; an error leaves none behind."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -94,7 +97,13 @@ def _replacing(path: Path) -> Iterator[Path]:
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
         reason = getattr(error, "strerror", None) or error
-        raise RunFolderError(
+        raise UnwritableError(
             f"{path} cannot be written: {reason}.",
             "Make room or give another place; the same command continues a run.",
         ) from error
+
+
+def sha256_file(path: Path) -> str:
+    """Checksum of a file, streamed."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

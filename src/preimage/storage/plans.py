@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from preimage.errors import RunFolderError
 
 _DIGEST = re.compile(r"[0-9a-f]{40,}")
 _SHOWN = 60  # characters of a value
@@ -20,6 +23,15 @@ def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     changed = {field: _change(begun.get(field), value) for field, value in now.items()}
     told = _sayable({field: change for field, change in changed.items() if change})
     return "; ".join(f"another {field}: {change}" for field, change in told.items())
+
+
+def require_same(place: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to continue what was begun with another plan, naming what differs and both values."""
+    changed = differences(begun, now)
+    if changed:
+        raise RunFolderError(
+            f"{place} was begun with {changed}.", "Rerun the first command, or give another folder."
+        )
 
 
 class _Change(str):

@@ -1,5 +1,0 @@
-"""Where work runs. Today: this process, one item after another."""
-
-from preimage.execution.local import run_each
-
-__all__ = ["run_each"]

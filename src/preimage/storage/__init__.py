@@ -1,0 +1,42 @@
+"""Files: whole or not there at all, one process at a time, and runs that continue. Nobody else writes one."""
+
+from preimage.storage.files import (
+    SCHEMA,
+    dumps,
+    plain,
+    read_json,
+    replacing,
+    sha256_file,
+    write_bytes,
+    write_json,
+    write_table,
+    write_tensors,
+    write_text,
+)
+from preimage.storage.manifest import MANIFEST, TENSORS, read_manifest, unusable
+from preimage.storage.plans import differences, require_same
+from preimage.storage.records import processor, record
+from preimage.storage.run import Run
+
+__all__ = [
+    "MANIFEST",
+    "SCHEMA",
+    "TENSORS",
+    "Run",
+    "differences",
+    "dumps",
+    "plain",
+    "processor",
+    "read_json",
+    "read_manifest",
+    "record",
+    "replacing",
+    "require_same",
+    "sha256_file",
+    "unusable",
+    "write_bytes",
+    "write_json",
+    "write_table",
+    "write_tensors",
+    "write_text",
+]
