@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import preimage
-import preimage.inversion.jobs
-import preimage.inversion.twins
+import preimage.inversion.engine.jobs
+import preimage.inversion.engine.twins
 from preimage.inversion import search as search_module
 from preimage.inversion import verifier as verifier_module
 from preimage.models import LanguageModel
@@ -178,10 +178,10 @@ def test_equal_position_rows_are_found_from_the_last_state() -> None:
 def test_a_proof_demotes_what_it_refutes(monkeypatch: pytest.MonkeyPatch) -> None:
     model = near_rows((5, 11), distance=0.05)
     states = preimage.capture(model, [[8, 11, 9]], layers=2)
-    for module in (search_module, verifier_module, preimage.inversion.jobs):
+    for module in (search_module, verifier_module, preimage.inversion.engine.jobs):
         monkeypatch.setattr(module, "FAR", 0.0)  # an engine that is content with too little
-    monkeypatch.setattr(preimage.inversion.twins, "NEAR", 0.0)
-    monkeypatch.setattr(preimage.inversion.twins, "_NEAREST", 0)
+    monkeypatch.setattr(preimage.inversion.engine.twins, "NEAR", 0.0)
+    monkeypatch.setattr(preimage.inversion.engine.twins, "_NEAREST", 0)
     (fooled,) = preimage.invert(model, states, tolerance=0.2)
     assert (fooled.status, fooled.unique) == ("recovered", "tested")
     (proved,) = preimage.invert(model, states, tolerance=0.2, prove=True)

@@ -31,7 +31,7 @@ from preimage.cli import doctor, main
 from preimage.cli.doctor import _cache
 from preimage.cli.terminal import printable
 from preimage.errors import RunFolderError
-from preimage.results import Inversion
+from preimage.inversion.result import Inversion
 from preimage.states import States
 from preimage.states.layout import Layout, group_by_length, tensor_name
 from preimage.states.states import MemoryStore

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import preimage
 from preimage.collisions import confirming
 from preimage.collisions.confirming import ShownStructure
+from preimage.collisions.result import CollisionAudit, LayerCollisions
 from preimage.collisions.structure import (
     CONSTANT,
     FULL_WINDOW,
@@ -30,9 +31,8 @@ from preimage.errors import ModelError
 from preimage.layers import Layer
 from preimage.models import LanguageModel, block_draws
 from preimage.models.block_draws import draw_by_block
-from preimage.results import CollisionAudit, LayerCollisions
 from preimage.states import SAFETY, noise_floor
-from preimage.theory.dichotomy import search_structure
+from preimage.theory.dichotomy.checking import search_structure
 from tiny import NAMES, VOCABULARY, build, random_ids, tiny
 
 COMMON: dict[str, Any] = {

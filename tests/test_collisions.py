@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import preimage
 from preimage.collisions import CollisionOptions, auditing, closest_prompts, continuing, sweep_lengths
+from preimage.collisions.result import CollidingPair, Continuation, LayerCollisions, Spacing
 from preimage.collisions.structure import (
     CONSTANT,
     IDENTICAL_EMBEDDINGS,
@@ -33,11 +34,10 @@ from preimage.collisions.structure import (
 )
 from preimage.distances import norms, row_distances
 from preimage.errors import LayerError, OptionError, PreimageError, PromptError, RunFolderError, StatesError
+from preimage.figures import spacing_figure
 from preimage.layers import Layer
 from preimage.models import LanguageModel
 from preimage.prompts import PromptOptions, PromptSet, gather, hard_pairs
-from preimage.report import spacing_figure
-from preimage.results import CollidingPair, Continuation, LayerCollisions, Spacing
 from preimage.states import SAFETY, States, noise_floor
 from preimage.storage import Run
 from preimage.storage import run as storage_run

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 import preimage
+from preimage.inversion.result import Inversion
 from preimage.models import LanguageModel
-from preimage.results import Inversion
 from preimage.states import States, noise_of
 from tiny import NAMES, build, opt_with_projection
 
@@ -128,7 +128,7 @@ def distances(case: Case, model: LanguageModel, states: States, prompts: list[tu
     if case.tolerance is not None:
         away = (made.double() - observed.double()).norm(dim=-1)
         return away, case.tolerance * observed.double().norm(dim=-1)
-    from preimage.inversion.verifier import Verifier
+    from preimage.inversion.engine.verifier import Verifier
 
     verifier = Verifier(model, case.layer, noise=noise_of(model, (case.layer,))[case.layer])
     target = verifier.target(observed)

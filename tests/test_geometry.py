@@ -15,18 +15,18 @@ import preimage
 from preimage.cli import main
 from preimage.distances import PairScan, norms, row_distances
 from preimage.distances.arithmetic import FLOAT64
+from preimage.distances.prompt_distances import PromptDistances
 from preimage.errors import OptionError, PromptError, RunFolderError
-from preimage.geometry import GeometryOptions, Quantiser, measure_geometry
-from preimage.geometry.prompt_distances import PromptDistances
-from preimage.geometry.quantisers import GRANULARITIES, RANGES
-from preimage.geometry.ratios import largest_ratio, measure_ratios
-from preimage.report import (
+from preimage.figures import (
     family_figure,
     layer_figure,
     length_figure,
     near_collision_figure,
     quantised_figure,
 )
+from preimage.geometry import GeometryOptions, Quantiser, measure_geometry
+from preimage.geometry.quantisers import GRANULARITIES, RANGES
+from preimage.geometry.ratios import largest_ratio, measure_ratios
 from preimage.states import States
 from tiny import VOCABULARY, random_ids, tiny
 

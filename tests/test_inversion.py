@@ -7,7 +7,7 @@ import torch
 
 import preimage
 from preimage.errors import LayerError, OptionError, StatesError
-from preimage.inversion.search import MAX_PROMPTS
+from preimage.inversion.engine.search import MAX_PROMPTS
 from preimage.states import States
 from tiny import NAMES, VOCABULARY, build, random_ids, tiny
 
@@ -225,7 +225,7 @@ def test_wrong_branches_are_backed_out_of(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_step_noisier_than_the_floor_backs_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    from preimage.inversion.verifier import Target, Verifier
+    from preimage.inversion.engine.verifier import Target, Verifier
 
     model, ids = tiny("llama"), random_ids(5)
     states = preimage.capture(model, [ids], layers=2)
@@ -273,7 +273,7 @@ def test_results_go_to_json_and_back(tmp_path: object) -> None:
     import json
     from pathlib import Path
 
-    from preimage.results import Inversion
+    from preimage.inversion.result import Inversion
 
     states, _ = _states("llama", 1)
     (found,) = preimage.invert(tiny("llama"), states)

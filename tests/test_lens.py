@@ -8,9 +8,9 @@ import torch
 import preimage
 from preimage.errors import ModelError, OptionError, RunFolderError
 from preimage.inversion import lens_files, lens_training, proposers
-from preimage.inversion.lens_files import find_lens, read_info, read_lens, save_lens
-from preimage.inversion.lens_training import LensOptions, held_out_ranks, train_lens
+from preimage.inversion.proposers.lens_files import find_lens, read_info, read_lens, save_lens
 from preimage.models import LanguageModel
+from preimage.training.lenses import LensOptions, held_out_ranks, train_lens
 from tiny import VOCABULARY, build, random_ids, tiny
 
 SMALL = LensOptions(steps=60, batch_tokens=512, length=16, rank=16, hidden=64)

@@ -980,7 +980,7 @@ def same_ids(known: Any, model: LanguageModel) -> None:
 def test_checkpoint_hash_is_of_the_tensors_alone(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    from preimage.models.checkpoints import checkpoint_hash
+    from preimage.models.identity import checkpoint_hash
 
     a, b = torch.arange(6.0).reshape(2, 3), torch.ones(4)
     for folder in ("one", "two", "other", "renamed", "broken"):

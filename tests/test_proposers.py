@@ -9,17 +9,17 @@ from torch import Tensor
 
 import preimage
 from preimage.errors import OptionError
+from preimage.figures import margin_figure
 from preimage.inversion import codebook_files, proposers
-from preimage.inversion.budget import Budget
-from preimage.inversion.codebook import Codebook
-from preimage.inversion.fast import FastInverter
-from preimage.inversion.proposers import CodebookProposer, PriorProposer, build_proposer, features_of
-from preimage.inversion.readings import Keys, Part, Reading
-from preimage.inversion.verifier import Verifier
+from preimage.inversion.engine.budget import Budget
+from preimage.inversion.engine.fast import FastInverter
+from preimage.inversion.engine.verifier import Verifier
+from preimage.inversion.proposers.codebook import Codebook
+from preimage.inversion.proposers.readings import Keys, Part, Reading
+from preimage.inversion.proposers.registry import CodebookProposer, PriorProposer, build_proposer, features_of
+from preimage.inversion.result import Inversion, Position, Positions
 from preimage.layers import Layer
 from preimage.models import LanguageModel, Prefix
-from preimage.report import margin_figure
-from preimage.results import Inversion, Position, Positions
 from preimage.states import SAFETY, noise_of
 from tiny import VOCABULARY, build, random_ids, tiny
 

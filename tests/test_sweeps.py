@@ -19,7 +19,9 @@ import preimage
 from preimage.bench import bench_geometry
 from preimage.cli import main
 from preimage.distances import PairScan, norms, row_distances, same_rows
+from preimage.distances.prompt_distances import PromptDistances
 from preimage.errors import BundleError, OptionError, PromptError
+from preimage.figures import length_figure, save_figures
 from preimage.geometry import (
     GeometryOptions,
     Quantiser,
@@ -29,14 +31,12 @@ from preimage.geometry import (
     sweeping,
 )
 from preimage.geometry.layer import measure_subsets
-from preimage.geometry.prompt_distances import PromptDistances
 from preimage.geometry.quantisers import GRANULARITIES
+from preimage.geometry.result import Geometry
 from preimage.layers import parse_layers
 from preimage.models import LanguageModel
-from preimage.models.doubling import double_copy, in_double
+from preimage.models.float64 import double_copy, in_double
 from preimage.prompts import PromptOptions, gather
-from preimage.report import length_figure, save_figures
-from preimage.results import Geometry
 from preimage.storage import read_json
 from tiny import NAMES, VOCABULARY, build, random_ids, tiny
 

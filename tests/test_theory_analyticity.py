@@ -14,8 +14,8 @@ from torch.nn.functional import relu, silu
 
 import preimage
 from preimage.models import LanguageModel
-from preimage.results.theory import TheoryReport
-from preimage.theory.analyticity import check_analyticity, positional_scheme
+from preimage.theory.analyticity.checking import check_analyticity, positional_scheme
+from preimage.theory.result import TheoryReport
 from tiny import NAMES, VOCABULARY, build, tiny
 
 OVERALL, ACTIVATION, ROUTING, CLIPPING, QUANTISED, DOMAIN, DROPOUT, OTHER = range(8)

@@ -25,9 +25,9 @@ from transformers.models.llama import modeling_llama
 
 import preimage
 from preimage.models import LanguageModel
-from preimage.results.theory import TheoryReport
-from preimage.theory.analyticity import check_analyticity
-from preimage.theory.dichotomy import SEPARATED_ABOVE, check_dichotomy
+from preimage.theory.analyticity.checking import check_analyticity
+from preimage.theory.dichotomy.checking import SEPARATED_ABOVE, check_dichotomy
+from preimage.theory.result import TheoryReport
 from tiny import VOCABULARY, build
 
 Attack = Callable[[nn.Module], object]

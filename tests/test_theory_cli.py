@@ -15,11 +15,11 @@ from preimage.cli import main
 from preimage.collisions import rounding
 from preimage.errors import OptionError
 from preimage.models import LanguageModel, new_model
-from preimage.results import Verdict
 from preimage.storage import SCHEMA
 from preimage.theory import discriminant, group, updates, verifying
-from preimage.theory.dichotomy import SEPARATED, SEPARATED_ABOVE
-from preimage.theory.transforms import mix_queries_keys
+from preimage.theory.dichotomy.checking import SEPARATED, SEPARATED_ABOVE
+from preimage.theory.result import Verdict
+from preimage.theory.symmetry.transforms import mix_queries_keys
 from test_loading import make_folder
 from tiny import build
 

@@ -15,11 +15,11 @@ from preimage.distances import norms, row_distances
 from preimage.errors import LayerError, ModelError, OptionError, PreimageError, PromptError
 from preimage.layers import Layer
 from preimage.models import LanguageModel
-from preimage.models.doubling import double_copy
+from preimage.models.float64 import double_copy
 from preimage.models.identity import weight_hash
-from preimage.results import TheoryReport
 from preimage.theory import movement
-from preimage.theory.discriminant import COLLISION, build_collision, distance_to_collision
+from preimage.theory.discriminant.checking import COLLISION, build_collision, distance_to_collision
+from preimage.theory.result import TheoryReport
 from tiny import NAMES, VOCABULARY, build, random_ids
 
 ARCHITECTURES = tuple(name for name in NAMES if name != "mixtral")  # its kernels know no float64

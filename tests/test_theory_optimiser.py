@@ -14,15 +14,15 @@ from torch import Tensor
 import preimage
 from preimage.errors import ModelError, OptionError, PreimageError, PromptError
 from preimage.models import LanguageModel
-from preimage.models.doubling import double_copy, in_double
+from preimage.models.float64 import double_copy, in_double
 from preimage.models.identity import weight_hash
-from preimage.results import TheoryReport
 from preimage.storage import read_json
 from preimage.theory import lanczos, updates
-from preimage.theory.lanczos import top_of_spectrum
-from preimage.theory.optimiser import IDENTITY, LARGEST_EXACT, check_optimiser
-from preimage.theory.training_loss import TrainingLoss, jacobian
-from preimage.theory.updates import KINDS, Gradient, OptimiserOptions, moments, update
+from preimage.theory.optimiser.checking import IDENTITY, LARGEST_EXACT, check_optimiser
+from preimage.theory.optimiser.lanczos import top_of_spectrum
+from preimage.theory.optimiser.training_loss import TrainingLoss, jacobian
+from preimage.theory.optimiser.updates import KINDS, Gradient, OptimiserOptions, moments, update
+from preimage.theory.result import TheoryReport
 from tiny import build, tiny
 
 PROMPTS = [[0, 1, 2, 3, 4, 5], [6, 5, 3, 2, 1, 0], [3, 3, 1, 6]]

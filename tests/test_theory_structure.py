@@ -26,9 +26,9 @@ from preimage.errors import ModelError, OptionError, PromptError
 from preimage.layers import Layer
 from preimage.models import LanguageModel
 from preimage.models.random_parameters import random_parameters
-from preimage.results.theory import TheoryReport
-from preimage.theory.dichotomy import check_dichotomy, search_structure
-from preimage.theory.families import UNNAMED, classes, describe
+from preimage.theory.dichotomy.checking import check_dichotomy, search_structure
+from preimage.theory.dichotomy.families import UNNAMED, classes, describe
+from preimage.theory.result import TheoryReport
 from tiny import NAMES, build, random_ids, tiny
 
 ALIBI: dict[str, Callable[[], Any]] = {

@@ -16,13 +16,13 @@ from preimage.distances import norms, row_distances
 from preimage.errors import ModelError, OptionError, PromptError
 from preimage.geometry import measure_geometry
 from preimage.models import LanguageModel
-from preimage.models.doubling import double_copy
-from preimage.models.weights import Map, Weights, read_weights
-from preimage.models.wiring import Norm
-from preimage.results import TheoryReport, Verdict
+from preimage.models.float64 import double_copy
 from preimage.theory import transforms as make
-from preimage.theory.group import Act, Transform, group_of
-from preimage.theory.symmetry import check_symmetry
+from preimage.theory.result import TheoryReport, Verdict
+from preimage.theory.symmetry.checking import check_symmetry
+from preimage.theory.symmetry.group import Act, Transform, group_of
+from preimage.theory.symmetry.weights import Map, Weights, read_weights
+from preimage.theory.symmetry.wiring import Norm
 from tiny import NAMES, build, random_ids
 
 ROTARY = tuple(name for name in NAMES if name not in ("gpt2", "opt"))

@@ -16,15 +16,15 @@ import torch
 import preimage
 from preimage.cli import main
 from preimage.errors import OptionError, PreimageError, PromptError, RunFolderError
+from preimage.figures import trajectory_figure
 from preimage.geometry import checkpoint_steps, training, training_text, trajectory
-from preimage.geometry.training import Training, schedule
-from preimage.geometry.training_text import TrainingText, prepare_text
 from preimage.models import FAMILIES, SIZES, new_model, scratch, train_tokenizer
-from preimage.models.doubling import double_copy
+from preimage.models.float64 import double_copy
 from preimage.prompts import PromptOptions, documents, gather
-from preimage.report import trajectory_figure
-from preimage.results import Trajectory
 from preimage.storage import Run, read_json
+from preimage.training.text import TrainingText, prepare_text
+from preimage.training.trainer import Training, schedule
+from preimage.training.trajectory_result import Trajectory
 
 OPTIONS = preimage.TrajectoryOptions(
     size="tiny", steps=30, batch=4, window=32, learning_rate=3e-3, checkpoints=5, probes=50, length=12,

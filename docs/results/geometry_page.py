@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from preimage.report import (
+from preimage.figures import (
     family_figure,
     layer_figure,
     length_figure,
@@ -20,7 +20,8 @@ from preimage.report import (
     save_figures,
     trajectory_figure,
 )
-from preimage.results import Geometry, Trajectory
+from preimage.geometry.result import Geometry
+from preimage.training.trajectory_result import Trajectory
 
 HERE = Path(__file__).parent
 LAYERS = ("1", "2", "8", "15", "22", "29", "30", "final")

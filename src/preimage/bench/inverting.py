@@ -14,11 +14,11 @@ from torch import Tensor
 from preimage.bench.timing import hardware, plain_forward, seconds
 from preimage.errors import OptionError
 from preimage.inversion import invert
+from preimage.inversion.result import Inversion
 from preimage.layers import Layer, LayerSpec, parse_layers
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptOptions, gather
-from preimage.results import Inversion
 from preimage.states import States, capture
 
 _PLAIN_BATCH_TOKENS = 16384  # tokens in one pass where many prompts are run

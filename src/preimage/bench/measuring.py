@@ -10,8 +10,8 @@ from torch import Tensor
 
 from preimage.bench.timing import hardware, seconds
 from preimage.distances import PairScan
+from preimage.distances.prompt_distances import PromptDistances
 from preimage.errors import OptionError
-from preimage.geometry.prompt_distances import PromptDistances
 from preimage.geometry.ratios import measure_ratios
 from preimage.layers import LayerSpec
 from preimage.models import LanguageModel

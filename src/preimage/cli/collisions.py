@@ -27,7 +27,7 @@ from preimage.errors import OptionError
 from preimage.storage import SCHEMA
 
 if TYPE_CHECKING:
-    from preimage.results import CollidingPair, CollisionAudit, ContinuationScan, Spacing
+    from preimage.collisions.result import CollidingPair, CollisionAudit, ContinuationScan, Spacing
 
 Thresholds = Annotated[
     list[float] | None,
@@ -167,7 +167,7 @@ def _lengths(given: str | None, source: str | None, length: int | None) -> list[
 
 
 def _save_figure(audit: CollisionAudit, out: Path) -> None:
-    from preimage.report import spacing_figure
+    from preimage.figures import spacing_figure
     from preimage.storage import write_text
 
     write_text(out / "spacing.html", spacing_figure(audit).to_html(include_plotlyjs=True, div_id="spacing"))

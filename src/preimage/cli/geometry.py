@@ -17,7 +17,7 @@ from preimage.storage import SCHEMA, read_manifest
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from preimage.results import Geometry, GeometrySweep
+    from preimage.geometry.result import Geometry, GeometrySweep
 
 
 def geometry(
@@ -64,7 +64,7 @@ def geometry(
     if text and prompts:
         raise OptionError("--text and --prompts: both given.", "Give one of them.")
     lengths = _lengths(length)
-    from preimage.report import parse_formats
+    from preimage.figures import parse_formats
 
     formats = parse_formats(figures)
     import preimage
@@ -119,7 +119,7 @@ def _finish(
     formats: tuple[str, ...],
     json: bool,
 ) -> None:
-    from preimage.report import save_figures
+    from preimage.figures import save_figures
 
     if out is not None:
         save_figures(_figures(found), out, formats)
@@ -138,7 +138,7 @@ def _show_unexplained(name: str, found: Geometry) -> None:
 
 
 def _finish_sweep(sweep: GeometrySweep, out: Path | None, formats: tuple[str, ...], json: bool) -> None:
-    from preimage.report import family_figure, layer_figure, length_figure, save_figures
+    from preimage.figures import family_figure, layer_figure, length_figure, save_figures
 
     if out is not None:
         every: dict[str, Geometry] = {run.setting.name: run.geometry for run in sweep.runs}
@@ -162,7 +162,7 @@ def _finish_sweep(sweep: GeometrySweep, out: Path | None, formats: tuple[str, ..
 
 
 def _figures(found: Geometry) -> dict[str, go.Figure]:
-    from preimage.report import family_figure, layer_figure, near_collision_figure, quantised_figure
+    from preimage.figures import family_figure, layer_figure, near_collision_figure, quantised_figure
 
     alone = {f"{found.prompts} prompts": found}
     drawn = {"layers": layer_figure(alone), "depth": family_figure(alone)}

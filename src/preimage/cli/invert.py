@@ -27,8 +27,8 @@ from preimage.errors import BundleError, OptionError
 from preimage.storage import SCHEMA, read_manifest
 
 if TYPE_CHECKING:
+    from preimage.inversion.result import Inversion
     from preimage.models import LanguageModel
-    from preimage.results import Inversion
     from preimage.states import States
 
 
@@ -106,7 +106,7 @@ def invert(
 def _check_checkpoint(name: str, states: States) -> None:
     """Refuse another model's files before they are loaded; what passes is checked again by its weights."""
     from preimage.models import locate
-    from preimage.models.checkpoints import checkpoint_hash
+    from preimage.models.identity import checkpoint_hash
 
     made_by = states.model or {}
     theirs = made_by.get("checkpoint")
@@ -141,7 +141,7 @@ def _middle(n_layers: int) -> str:
 
 
 def _save_figures(found: list[Inversion], model: LanguageModel, out: Path) -> None:
-    from preimage.report import margin_figure
+    from preimage.figures import margin_figure
     from preimage.storage import write_text
 
     for index, result in enumerate(found):

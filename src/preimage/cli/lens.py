@@ -34,15 +34,15 @@ def train(
 ) -> None:
     """Train a lens for a layer; an interrupted training continues when it is run again."""
     import preimage
-    from preimage.inversion.lens_files import default_path, save_lens
-    from preimage.inversion.lens_training import (
+    from preimage.inversion.proposers.lens_files import default_path, save_lens
+    from preimage.layers import parse_layer
+    from preimage.models import read_preview
+    from preimage.training.lenses import (
         LensOptions,
         held_out,
         train_lens,
         training_text,
     )  # fmt: skip
-    from preimage.layers import parse_layer
-    from preimage.models import read_preview
 
     options = LensOptions(steps=steps, batch_tokens=batch_tokens, rank=rank, hidden=hidden, seed=seed)
     known = read_preview(model)
@@ -69,7 +69,7 @@ def train(
 @app.command("list")
 def list_(json: Json = False) -> None:
     """The lenses that come with preimage and those in the user's cache."""
-    from preimage.inversion.lens_files import known_lenses
+    from preimage.inversion.proposers.lens_files import known_lenses
 
     found = known_lenses()
     if json:
@@ -86,7 +86,7 @@ def list_(json: Json = False) -> None:
 @app.command("info")
 def info(path: Annotated[Path, typer.Argument(help="A lens file.")], json: Json = False) -> None:
     """What a lens was trained on and how well it ranks held-out tokens."""
-    from preimage.inversion.lens_files import read_info
+    from preimage.inversion.proposers.lens_files import read_info
 
     lens = read_info(path)
     about = {

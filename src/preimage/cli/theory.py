@@ -28,7 +28,7 @@ from preimage.storage import SCHEMA
 
 if TYPE_CHECKING:
     from preimage.models import LanguageModel
-    from preimage.results import TheoryReport, Verdict
+    from preimage.theory.result import TheoryReport, Verdict
 
 Out = Annotated[Path | None, typer.Option(help="Folder to write report.json into.")]
 LearningRate = Annotated[float, typer.Option(help="Of the optimiser.")]

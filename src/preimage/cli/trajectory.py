@@ -15,7 +15,7 @@ from preimage.errors import OptionError, PromptError
 from preimage.storage import SCHEMA
 
 if TYPE_CHECKING:
-    from preimage.results import Trajectory
+    from preimage.training.trajectory_result import Trajectory
 
 
 def trajectory(
@@ -50,7 +50,7 @@ def trajectory(
     )  # fmt: skip
     texts = None if text is None else _read(text)
     import preimage
-    from preimage.report import parse_formats, save_figures, trajectory_figure
+    from preimage.figures import parse_formats, save_figures, trajectory_figure
 
     formats = parse_formats(figures)
 

@@ -1,26 +1,31 @@
 """Could two prompts have the same state? Every pair of a set, and every next token of a prefix."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from preimage.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from preimage.collisions.auditing import find_collisions
-    from preimage.collisions.continuing import closest_prompts, scan_continuations
-    from preimage.collisions.options import CollisionOptions
-    from preimage.collisions.sweeping import sweep_lengths
+    from preimage.collisions.auditing import find_collisions as find_collisions
+    from preimage.collisions.continuing import closest_prompts as closest_prompts
+    from preimage.collisions.continuing import scan_continuations as scan_continuations
+    from preimage.collisions.options import CollisionOptions as CollisionOptions
+    from preimage.collisions.result import CollidingPair as CollidingPair
+    from preimage.collisions.result import CollisionAudit as CollisionAudit
+    from preimage.collisions.result import Continuation as Continuation
+    from preimage.collisions.result import ContinuationScan as ContinuationScan
+    from preimage.collisions.result import HardKind as HardKind
+    from preimage.collisions.result import LayerCollisions as LayerCollisions
+    from preimage.collisions.result import Spacing as Spacing
+    from preimage.collisions.sweeping import sweep_lengths as sweep_lengths
 
-_HOMES = {
-    "CollisionOptions": "options",
-    "closest_prompts": "continuing",
-    "find_collisions": "auditing",
-    "scan_continuations": "continuing",
-    "sweep_lengths": "sweeping",
-}
-
-__all__ = ["CollisionOptions", "closest_prompts", "find_collisions", "scan_continuations", "sweep_lengths"]
-
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "auditing": "find_collisions",
+        "continuing": "closest_prompts scan_continuations",
+        "options": "CollisionOptions",
+        "result": "CollidingPair CollisionAudit Continuation ContinuationScan HardKind LayerCollisions "
+        "Spacing",
+        "sweeping": "sweep_lengths",
+    },
+)

@@ -13,6 +13,7 @@ import torch
 
 from preimage.collisions.confirming import ShownStructure
 from preimage.collisions.options import CollisionOptions
+from preimage.collisions.result import CollidingPair, CollisionAudit, HardKind, LayerCollisions
 from preimage.collisions.spacing import Named, measure_spacing
 from preimage.collisions.structure import UNEXPLAINED
 from preimage.collisions.thresholds import require_above_noise
@@ -23,7 +24,6 @@ from preimage.layers import Layer, LayerSpec, parse_layers
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import HardPair, PromptSet, hard_pairs
-from preimage.results import CollidingPair, CollisionAudit, HardKind, LayerCollisions
 from preimage.states import States, capture, encode_all, noise_floor, safety
 from preimage.storage import Run
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from preimage.collisions.confirming import ShownStructure
 from preimage.collisions.options import CollisionOptions
+from preimage.collisions.result import CollisionAudit, Continuation, ContinuationScan
 from preimage.collisions.spacing import Named, measure_spacing
 from preimage.collisions.structure import IDENTICAL_EMBEDDINGS, UNEXPLAINED, Structure
 from preimage.collisions.thresholds import require_above_noise
@@ -23,7 +24,6 @@ from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
-from preimage.results import CollisionAudit, Continuation, ContinuationScan
 from preimage.states import encode_all, noise_floor, safety
 from preimage.storage import Run, read_json
 

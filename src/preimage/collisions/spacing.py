@@ -14,9 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from preimage.collisions.options import PUBLISHED, CollisionOptions
+from preimage.collisions.result import CollidingPair, Spacing
 from preimage.collisions.structure import UNEXPLAINED
 from preimage.distances import EachTile, PairScan, here, norms
-from preimage.results import CollidingPair, Spacing
 from preimage.states import safety
 
 _QUANTILES = (0.01, 0.5, 1.0)

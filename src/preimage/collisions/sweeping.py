@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from preimage.collisions.auditing import find_collisions
+from preimage.collisions.result import CollisionAudit
 from preimage.errors import OptionError
 from preimage.layers import LayerSpec, parse_layers
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptOptions, gather
-from preimage.results import CollisionAudit
 
 
 def sweep_lengths(

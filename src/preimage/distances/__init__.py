@@ -2,7 +2,14 @@
 
 from preimage.distances.arithmetic import products
 from preimage.distances.direct import norms, relative_error, row_distances
-from preimage.distances.pairs import Nearest, Pair, PairScan, closest_pairs, nearest_neighbors
+from preimage.distances.pairs import (
+    Nearest,
+    Pair,
+    PairScan,
+    closest_pairs,
+    nearest_neighbors,
+    nearest_neighbours,
+)
 from preimage.distances.rows import require_finite, same_rows
 from preimage.distances.screen import EachTile, Screen, Tile, TileFound, here
 
@@ -17,6 +24,7 @@ __all__ = [
     "closest_pairs",
     "here",
     "nearest_neighbors",
+    "nearest_neighbours",
     "norms",
     "products",
     "relative_error",

@@ -377,6 +377,9 @@ def closest_pairs(vectors: Rows, k: int = 10, *, others: Rows | None = None) -> 
     return PairScan(as_rows(vectors), None if others is None else as_rows(others)).closest(k)
 
 
-def nearest_neighbors(vectors: Rows, *, others: Rows | None = None) -> Nearest:
+def nearest_neighbours(vectors: Rows, *, others: Rows | None = None) -> Nearest:
     """The nearest other row of every row, or the nearest of ``others``, certified in float64."""
     return PairScan(as_rows(vectors), None if others is None else as_rows(others)).nearest
+
+
+nearest_neighbors = nearest_neighbours  # as scikit-learn and most of the field spell it

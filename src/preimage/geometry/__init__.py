@@ -1,43 +1,36 @@
-"""How far from a collision: margins, Lipschitz constants, quantisers, sweeps, trainings."""
+"""How far from a collision: margins, Lipschitz constants, quantisers, sweeps."""
 
 from typing import TYPE_CHECKING
 
 from preimage.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from preimage.geometry.measuring import measure_geometry
-    from preimage.geometry.options import GeometryOptions
-    from preimage.geometry.propagating import propagate
-    from preimage.geometry.quantisers import Grid, Quantiser
-    from preimage.geometry.sweeping import measure_model, sweep_geometry
-    from preimage.geometry.trajectory import train_trajectory
-    from preimage.geometry.trajectory_options import TrajectoryOptions, checkpoint_steps
+    from preimage.geometry.measuring import measure_geometry as measure_geometry
+    from preimage.geometry.options import GeometryOptions as GeometryOptions
+    from preimage.geometry.propagating import propagate as propagate
+    from preimage.geometry.quantisers import Grid as Grid
+    from preimage.geometry.quantisers import Quantiser as Quantiser
+    from preimage.geometry.result import Geometry as Geometry
+    from preimage.geometry.result import GeometrySweep as GeometrySweep
+    from preimage.geometry.result import Interval as Interval
+    from preimage.geometry.result import LayerGeometry as LayerGeometry
+    from preimage.geometry.result import LayerSet as LayerSet
+    from preimage.geometry.result import Setting as Setting
+    from preimage.geometry.result import StepReport as StepReport
+    from preimage.geometry.result import Subsets as Subsets
+    from preimage.geometry.result import SweptGeometry as SweptGeometry
+    from preimage.geometry.sweeping import measure_model as measure_model
+    from preimage.geometry.sweeping import sweep_geometry as sweep_geometry
 
-__all__ = [
-    "GeometryOptions",
-    "Grid",
-    "Quantiser",
-    "TrajectoryOptions",
-    "checkpoint_steps",
-    "measure_geometry",
-    "measure_model",
-    "propagate",
-    "sweep_geometry",
-    "train_trajectory",
-]
-
-__getattr__, __dir__ = lazy_names(
+__getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "GeometryOptions": "options",
-        "Grid": "quantisers",
-        "Quantiser": "quantisers",
-        "TrajectoryOptions": "trajectory_options",
-        "checkpoint_steps": "trajectory_options",
-        "measure_geometry": "measuring",
-        "measure_model": "sweeping",
-        "propagate": "propagating",
-        "sweep_geometry": "sweeping",
-        "train_trajectory": "trajectory",
+        "measuring": "measure_geometry",
+        "options": "GeometryOptions",
+        "propagating": "propagate",
+        "quantisers": "Grid Quantiser",
+        "result": "Geometry GeometrySweep Interval LayerGeometry LayerSet Setting StepReport Subsets "
+        "SweptGeometry",
+        "sweeping": "measure_model sweep_geometry",
     },
 )

@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from preimage.distances import PairScan, norms
+from preimage.distances.prompt_distances import PromptDistances
 from preimage.geometry.options import GeometryOptions
-from preimage.geometry.prompt_distances import PromptDistances
 from preimage.geometry.ratios import Ratios, largest_ratio, measure_ratios
+from preimage.geometry.result import Interval, LayerGeometry, StepReport, Subsets
 from preimage.layers import Layer
-from preimage.results import Interval, LayerGeometry, StepReport, Subsets
 
 _ROWS = 4096  # looked at together
 _TENTHS = 10  # a subset is one of so many parts

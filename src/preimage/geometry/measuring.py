@@ -13,16 +13,16 @@ from torch import Tensor
 
 from preimage.collisions import find_collisions
 from preimage.distances import same_rows
+from preimage.distances.prompt_distances import PromptDistances
 from preimage.errors import OptionError, PromptError
 from preimage.geometry.layer import measure_layer, measure_subsets
 from preimage.geometry.options import GeometryOptions
-from preimage.geometry.prompt_distances import PromptDistances
 from preimage.geometry.propagating import Stored, propagate
+from preimage.geometry.result import Geometry, LayerGeometry, LayerSet, StepReport
 from preimage.layers import Layer
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
-from preimage.results import Geometry, LayerGeometry, LayerSet, StepReport
 from preimage.states import States
 from preimage.storage import Run
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from preimage.distances import PairScan, row_distances
-from preimage.geometry.prompt_distances import PromptDistances
+from preimage.distances.prompt_distances import PromptDistances
 
 _TOGETHER = {"cpu": 128, "cuda": 4096}
 _CERTIFIED = 2**14

@@ -12,11 +12,11 @@ from preimage.errors import OptionError, PromptError
 from preimage.geometry.measuring import measure_geometry, plan_of
 from preimage.geometry.options import GeometryOptions
 from preimage.geometry.quantisers import Quantiser
+from preimage.geometry.result import Geometry, GeometrySweep, Setting, SweptGeometry
 from preimage.layers import LayerSpec, parse_layers
 from preimage.models import LanguageModel, ModelPreview, load, read_preview
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptOptions, PromptSet, gather
-from preimage.results import Geometry, GeometrySweep, Setting, SweptGeometry
 from preimage.states import capture
 from preimage.storage import Run, write_table
 

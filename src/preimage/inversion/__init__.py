@@ -5,12 +5,20 @@ from typing import TYPE_CHECKING
 from preimage.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from preimage.inversion.inverting import invert
-    from preimage.inversion.options import METHODS, InvertOptions, Method
+    from preimage.inversion.inverting import invert as invert
+    from preimage.inversion.options import METHODS as METHODS
+    from preimage.inversion.options import InvertOptions as InvertOptions
+    from preimage.inversion.options import Method as Method
+    from preimage.inversion.result import Inversion as Inversion
+    from preimage.inversion.result import Position as Position
+    from preimage.inversion.result import Positions as Positions
+    from preimage.inversion.result import Status as Status
 
-__all__ = ["METHODS", "InvertOptions", "Method", "invert"]
-
-__getattr__, __dir__ = lazy_names(
+__getattr__, __dir__, __all__ = lazy_names(
     __name__,
-    {"METHODS": "options", "InvertOptions": "options", "Method": "options", "invert": "inverting"},
+    {
+        "inverting": "invert",
+        "options": "METHODS InvertOptions Method",
+        "result": "Inversion Position Positions Status",
+    },
 )

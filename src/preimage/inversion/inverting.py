@@ -13,22 +13,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from preimage.errors import LayerError, OptionError
-from preimage.inversion.budget import Budget
-from preimage.inversion.fast import FastInverter, RepairPolicy
-from preimage.inversion.last_only import invert_last
+from preimage.inversion.baselines.published import UncachedPrefix
+from preimage.inversion.engine.budget import Budget
+from preimage.inversion.engine.fast import FastInverter, RepairPolicy
+from preimage.inversion.engine.last_position import invert_last
+from preimage.inversion.engine.outcomes import make_result, say_how, say_of_last, with_status
+from preimage.inversion.engine.policies import GradientPolicy, InterruptedPolicy, Policy, RandomPolicy
+from preimage.inversion.engine.proving import prove, search_everywhere
+from preimage.inversion.engine.search import Outcome, Search
+from preimage.inversion.engine.twins import rivals_of
+from preimage.inversion.engine.verifier import FAR, Trial, Verifier
 from preimage.inversion.options import InvertOptions
-from preimage.inversion.outcomes import make_result, say_how, say_of_last, with_status
-from preimage.inversion.policies import GradientPolicy, InterruptedPolicy, Policy, RandomPolicy
-from preimage.inversion.proposers import Proposer, build_proposer
-from preimage.inversion.proving import prove, search_everywhere
-from preimage.inversion.search import Outcome, Search
-from preimage.inversion.twins import rivals_of
-from preimage.inversion.uncached import UncachedPrefix
-from preimage.inversion.verifier import FAR, Trial, Verifier
+from preimage.inversion.proposers.registry import Proposer, build_proposer
+from preimage.inversion.result import Inversion
 from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
-from preimage.results import Inversion
 from preimage.states import States, noise_of
 from preimage.storage import Run
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from preimage.errors import ModelError, PreimageError
 from preimage.models.anatomy import Anatomy
-from preimage.models.doubling import DoubleModel
+from preimage.models.float64 import DoubleModel
 from preimage.models.language_model import LanguageModel
 from preimage.models.random_parameters import copy_module, require_memory, sizes
 

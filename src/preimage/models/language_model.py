@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from preimage.layers import Layer
 from preimage.models.anatomy import Anatomy, block_input, block_output, discover
-from preimage.models.checkpoints import checkpoint_hash
-from preimage.models.identity import ModelIdentity, alterations, fingerprint, weight_hash
+from preimage.models.identity import ModelIdentity, alterations, checkpoint_hash, fingerprint, weight_hash
 from preimage.models.lifting import entering
 from preimage.models.prefix import Prefix
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from preimage.errors import ModelError, PreimageError
-from preimage.models.doubling import DoubleModel, Float64Throughout
+from preimage.models.float64 import DoubleModel, Float64Throughout
 from preimage.models.language_model import LanguageModel
 
 _MEMORY = Path("/proc/meminfo")  # where there is none, nothing is known and nothing refused

@@ -1,0 +1,33 @@
+"""How far apart the states of a set of prompts are, layer by layer."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from preimage.collisions.result import CollisionAudit
+
+
+def spacing_figure(audit: CollisionAudit) -> go.Figure:
+    """Closest pair, quantiles and noise floor of all pairs, and the closest hard pair, by layer."""
+    layers = [str(found.layer) for found in audit.layers]
+    spacings = [found.spacing for found in audit.layers]
+    curves: dict[str, list[float | None]] = {
+        f"{'maximum' if q == '1' else f'quantile {q}'}": [spacing.quantiles[q][0] for spacing in spacings]
+        for q in reversed(spacings[0].quantiles)
+    }
+    curves["closest pair that must differ"] = [spacing.separation for spacing in spacings]
+    curves["closest hard pair that must differ"] = [
+        min((kind.separation for kind in found.hard if kind.separation is not None), default=None)
+        for found in audit.layers
+    ]
+    curves["noise floor"] = [spacing.floor for spacing in spacings]
+    figure = go.Figure()
+    for label, values in curves.items():
+        shown = [value if value else None for value in values]  # a logarithmic axis has no 0
+        figure.add_scatter(x=layers, y=shown, name=label, mode="lines+markers")
+    figure.update_yaxes(type="log", title="distance of last states")
+    figure.update_xaxes(title="layer", type="category")
+    figure.update_layout(
+        title=f"All pairs of {audit.prompts} prompts", template="plotly_white", hovermode="x"
+    )
+    return figure

@@ -1,0 +1,47 @@
+"""Geometry along a training, one curve a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from preimage.figures.geometry import COLOURS
+from preimage.training.trajectory_result import Checkpoint, Trajectory
+
+BEGINNING = 0.5  # where a logarithmic axis shows step 0
+
+_PANELS: dict[str, Callable[[Checkpoint], float]] = {
+    "normalised margin, quantile: smallest over layers": lambda at: at.smallest("normalised_margin_quantile")[
+        1
+    ],
+    "normalised margin, quantile: last layer": lambda at: at.last.normalised_margin_quantile,
+    "normalised co-Lipschitz, quantile: smallest over layers": (
+        lambda at: at.smallest("normalised_colipschitz_quantile")[1]
+    ),
+    "held-out loss, nats a token": lambda at: at.held_out_loss,
+}
+
+
+def trajectory_figure(shapes: Mapping[str, Trajectory]) -> go.Figure:
+    """Normalised margins, co-Lipschitz constant and held-out loss by step; step 0 is at the left edge."""
+    figure = make_subplots(rows=2, cols=2, subplot_titles=list(_PANELS))
+    for number, (name, shape) in enumerate(shapes.items()):
+        steps = [at.step or BEGINNING for at in shape.checkpoints]
+        for place, quantity in enumerate(_PANELS.values()):
+            figure.add_scatter(
+                x=steps,
+                y=[quantity(at) or None for at in shape.checkpoints],  # a logarithmic axis has no 0
+                name=name,
+                legendgroup=name,
+                showlegend=place == 0,
+                mode="lines+markers",
+                line={"color": COLOURS[number % len(COLOURS)]},
+                row=1 + place // 2,
+                col=1 + place % 2,
+            )
+    figure.update_xaxes(title=f"training step (0 at {BEGINNING})", type="log")
+    figure.update_yaxes(type="log")
+    figure.update_yaxes(type="linear", row=2, col=2)
+    return figure.update_layout(title="Geometry along the training", template="plotly_white", height=800)

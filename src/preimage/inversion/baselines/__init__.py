@@ -1,0 +1,1 @@
+"""What inversion is compared with."""

@@ -1,0 +1,1 @@
+"""From states to prompts: the verifier, and the searches that ask it."""

@@ -1,0 +1,136 @@
+"""How far apart tokens lie at the positions of a prompt: rivals tried beside every verified token.
+
+At every position the token most likely to be mistaken for the verified one is tried, and all tokens of
+almost the same embedding, as branches off the prompt. Where one of them is not far away, the whole vocabulary
+is tried at that position.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from preimage.inversion.engine.budget import BudgetSpentError
+from preimage.inversion.engine.jobs import Job
+from preimage.inversion.engine.twins import rivals_of
+from preimage.inversion.engine.verifier import Verifier
+from preimage.inversion.proposers.readings import Reading
+from preimage.layers import Layer
+from preimage.models import LanguageModel, states_of_branches
+
+log = logging.getLogger(__name__)
+
+_BRANCHES = 512  # tokens tried beside one prompt in one pass
+_FAITHFUL = 16.0  # a branch may be so many times out of reach of the same token tried plainly
+_STEP = 64  # lengths up to a multiple of this are checked together
+_taken: weakref.WeakKeyDictionary[LanguageModel, dict[tuple[int, Layer, int], bool]]
+_taken = weakref.WeakKeyDictionary()
+
+
+class Apartness:
+    """Tries rivals at the positions of prompts, for one model and layer."""
+
+    def __init__(self, model: LanguageModel, verifier: Verifier) -> None:
+        self._model = model
+        self._verifier = verifier
+        self._rivals = rivals_of(model)
+        self._now = model.edition, verifier.layer
+
+    def takes_branches(self, length: int) -> bool:
+        """Whether a prompt so long and its branches give, in one pass, what they give one by one.
+
+        Attention over a window, or with a bias of its own, may not take such masks. Tried once for a model,
+        a layer and a length.
+        """
+        size = -(-length // _STEP) * _STEP
+        size = min(size, self._model.max_length or size)
+        known = _taken.setdefault(self._model, {})
+        if any(key[:2] == self._now and key[2] >= size and holds for key, holds in known.items()):
+            return True
+        if (*self._now, size) not in known:
+            known[*self._now, size] = self._try_branches(size)
+        return known[*self._now, size]
+
+    def _try_branches(self, size: int) -> bool:
+        layer = self._verifier.layer
+        counted = self._model.forward_tokens
+        ids = (7 + 31 * torch.arange(size)) % self._model.vocab_size
+        places = torch.tensor(sorted({0, size // 2, size - 1}))
+        plain = self._model.states(ids[None], (layer,))[layer][0]
+        try:
+            found = states_of_branches(self._model, layer, ids[None], places[None], ids[None, places])
+        except Exception as error:  # a model with masks of its own is asked position by position
+            log.info("%s takes no masks of ours: %s", self._model.name, error)
+            return False
+        finally:
+            self._model.forward_tokens = counted
+        target = Verifier(self._model, layer, noise=self._verifier.noise).target(plain)
+        trunk, branches = found
+        limits = _FAITHFUL * target.reach
+        return bool(
+            (target.away(trunk[0]).cpu() <= limits).all()
+            and (target[places].away(branches[0]).cpu() <= limits[places]).all()
+        )
+
+    def branches(
+        self, job: Job, reading: Reading, count: int
+    ) -> tuple[Int[Tensor, " branch"], Int[Tensor, " branch"]]:
+        """Positions and tokens still to be tried there: each one's likeliest rival, and those near it."""
+        ids = job.ids[:count].tolist()
+        if not job.tested and self._rivals.unmistakable(ids):  # most are so, and there may be very many
+            other = (job.second[:count] != job.ids[:count]).nonzero().flatten()
+            return other, job.second[other]
+        branches: list[tuple[int, int]] = []
+        for index, (token, second) in enumerate(zip(ids, job.second.tolist(), strict=False)):
+            twins = self._rivals.twins(token)
+            if second == token or second in twins:
+                likely = reading.top(job.index, index, 2 + len(twins))
+                second = next((other for other in likely if other != token and other not in twins), token)
+            rivals = {second, *self._rivals.near(token)} - {token, *job.tested.get(index, {})}
+            branches += [(index, rival) for rival in sorted(rivals)]
+        places, tokens = torch.tensor(branches, dtype=torch.long).view(-1, 2).unbind(dim=1)
+        return places, tokens
+
+    def unclear(self, job: Job, reading: Reading, count: int) -> list[int]:
+        """Those of some verified positions at which another token may fit, or is not far from it."""
+        places, tokens = self.branches(job, reading, count)
+        if job.budget.tests_left < len(tokens):
+            raise BudgetSpentError("the budget is spent before it is known how far apart tokens lie")
+        job.budget.check(len(tokens))
+        if len(tokens) and self.takes_branches(count):
+            prefix = job.prefix_at(count)
+            for some, ids in zip(places.split(_BRANCHES), tokens.split(_BRANCHES), strict=True):
+                states = self._verifier.observe(prefix.try_at(some, ids))
+                job.note_rivals(some, ids, job.target[some.tolist()].away(states))
+        else:
+            for index in reversed(places.unique().tolist()):  # on a prefix that grows shorter
+                mine = tokens[places == index]
+                away = self._verifier.distances(job.prefix_at(index), mine, job.target[index])
+                job.note_rivals(places[places == index], mine, away)
+        return job.weigh_rivals(count)
+
+    def first_open(self, job: Job, unclear: list[int]) -> int | None:
+        """Try the whole vocabulary at positions that are not clear; the first where another token may fit."""
+        for index in unclear:
+            token, prefix = int(job.ids[index]), job.prefix_at(index)
+            tested = torch.full((self._model.vocab_size,), math.inf, dtype=torch.float64)
+            for other, away in job.others[index].items():
+                tested[other] = away
+            tested[token] = job.distances[index]
+            rest = torch.isinf(tested).nonzero().flatten()
+            for part in rest.split(prefix.max_candidates) if len(rest) else ():
+                job.budget.check()
+                part = part[: job.budget.tests_left]
+                tested[part] = self._verifier.distances(prefix, part, job.target[index])
+                job.budget.tests += len(part)
+            if bool(torch.isinf(tested).any()):
+                job.budget.check()
+            job.note_scan(index, tested)
+            if {other for other, _ in job.possible(index)} - {*self._rivals.twins(token)}:
+                return index
+        return None

@@ -1,0 +1,357 @@
+"""Exact inversion in passes: propose every position, verify in one pass, repair the first mismatch, go on.
+
+What a pass verifies from the left is settled. On a GPU many prompts share a pass, and at a mismatch the next
+candidates are tried in whole rows, so that a right guess verifies the rest at once. On a CPU prompts go one
+by one, and the mismatch is repaired by a batch of single tokens on the keys and values the pass left behind.
+In both, candidates follow the proposer's order, in growing batches up to the whole vocabulary, and the last
+pass runs over the whole prompt and verifies every position. Beside it, in the same pass, the token most
+likely to be mistaken is tried at every position: where that is not far away, a search with the whole
+vocabulary decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from preimage.inversion.engine.apartness import Apartness
+from preimage.inversion.engine.budget import Budget, BudgetSpentError
+from preimage.inversion.engine.jobs import Job, replaced
+from preimage.inversion.engine.policies import Policy, RankedPolicy
+from preimage.inversion.engine.search import BACKOFF_TOLERANCES, Fit, Frame, Outcome, Search, Verified
+from preimage.inversion.engine.twins import rivals_of
+from preimage.inversion.engine.verifier import Target, Verifier
+from preimage.inversion.proposers.readings import Reading
+from preimage.inversion.proposers.registry import Proposer
+from preimage.models import LanguageModel, Prefix, states_of_branches
+
+# Candidates tried in rows of their own on a GPU, round after round, before a cached prefix: the first with
+# the rest of the prompt behind them, which a right guess verifies too, the others up to the mismatch only.
+_LADDER = (2, 16, 64)
+_FIRST_BATCH = {"cpu": 8, "cuda": 512}  # candidates tried first on a cached prefix
+_BATCH_TOKENS = 16384  # tokens of one pass
+_BESIDE = 512  # a prompt of more tokens is not run together with its rivals on a CPU: nothing is gained
+_WHOLE_REPAIRS = 1  # with more repairs a prompt is run from its first mismatch on, and whole at last
+
+# From the prefix, the observed state and the proposer's policy to the policy of a repair.
+RepairPolicy: TypeAlias = Callable[[Prefix, Tensor, Policy], Policy]
+
+
+class FastInverter:
+    """Inverts prompts, together (on a GPU) or one by one; ``repair`` may change the order of candidates."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        verifier: Verifier,
+        proposer: Proposer,
+        repair: RepairPolicy = lambda prefix, observed, ranked: ranked,
+        together: bool | None = None,
+    ) -> None:
+        self._model = model
+        self._verifier = verifier
+        self._proposer = proposer
+        self._repair_policy = repair
+        self._rivals = rivals_of(model)
+        self._apart = Apartness(model, verifier)
+        self._together = model.device.type != "cpu" if together is None else together
+
+    def prepare(self, longest: int) -> None:
+        """Find out before the clock of a prompt runs what is asked of the model once."""
+        if longest <= _BESIDE or self._together:
+            self._apart.takes_branches(longest)
+
+    def run(self, observed: Sequence[Float[Tensor, "_ d_model"]], budgets: Sequence[Budget]) -> list[Outcome]:
+        """One outcome a prompt; prompts may differ in length."""
+        with torch.inference_mode():
+            lengths = torch.tensor([len(states) for states in observed], device=self._model.device)
+            padded = pad_sequence(list(observed), batch_first=True).to(self._model.device)
+            valid = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
+            reading = self._proposer.read(padded, valid)
+            target = self._verifier.target(padded)
+            jobs = self._jobs(padded, target, reading, lengths.tolist(), budgets)
+            if self._together:
+                self._run_together(jobs, target, reading)
+            else:
+                for job in jobs:
+                    self._run_alone(job, reading)
+        return [job.outcome for job in jobs]  # type: ignore[misc]  # every job has ended
+
+    def _jobs(
+        self, padded: Tensor, target: Target, reading: Reading, lengths: list[int], budgets: Sequence[Budget]
+    ) -> list[Job]:
+        ids, second = (tokens.cpu() for tokens in reading.best_two())
+        make_prefix = partial(self._model.prefix, self._verifier.layer)
+        return [
+            Job(i, padded[i, :n], target[i, :n], ids[i, :n], second[i, :n], budget, make_prefix)
+            for i, (n, budget) in enumerate(zip(lengths, budgets, strict=True))
+        ]  # fmt: skip
+
+    # One prompt, on the keys and values its passes leave behind.
+
+    def _run_alone(self, job: Job, reading: Reading) -> None:
+        whole = True
+        try:
+            while job.outcome is None:
+                job.check_budget()
+                self._pass(job, reading, 0 if whole else job.verified)
+                if job.verified == len(job):
+                    if whole:
+                        self._conclude(job, reading)
+                    whole = True
+                    continue
+                job.budget.check()
+                if self._fits_plainly(job) or self._repair(job, reading):
+                    whole = len(job.repaired) <= _WHOLE_REPAIRS
+        except BudgetSpentError as spent:
+            self._stop(job, spent)
+
+    def _pass(self, job: Job, reading: Reading, start: int) -> None:
+        """Run a prompt from a position on; what agrees from the left is settled."""
+        row = job.ids if job.verified == len(job) else job.affordable(len(job))
+        branches = None if start or job.plainly else self._branches(job, reading, _BESIDE)
+        if job.plainly:
+            distances = self._verifier.whole_sequence(row.tolist(), job.target[: len(row)])
+        elif branches is not None:
+            states, rivals = map(self._verifier.observe, job.run_with_rivals(*branches))
+            distances = job.target.away(states).tolist()
+        else:
+            seen = self._verifier.observe(job.extend_prefix(row, start))
+            distances = job.distances[:start] + job.target[start : len(row)].away(seen).tolist()
+        self._settle(job, row, distances)
+        if branches is not None:
+            job.note_rivals(*branches, job.target[branches[0].tolist()].away(rivals))
+
+    def _settle(self, job: Job, row: Tensor, distances: list[float]) -> None:
+        before, job.distances = job.verified, distances
+        job.verified = job.agreeing(row, distances)
+        job.refuse(row, job.verified, distances)
+        job.count_tests(before, job.verified, len(row))
+
+    def _branches(self, job: Job, reading: Reading, longest: int) -> tuple[Tensor, Tensor] | None:
+        """The rivals to run beside a whole prompt; None where they are better tried later, or not at all."""
+        if len(job) > longest or not self._apart.takes_branches(len(job)):
+            return None
+        branches = self._apart.branches(job, reading, len(job))
+        enough = job.budget.tests_left >= len(job) + len(branches[0])
+        return branches if enough and 0 < len(branches[0]) <= max(longest, len(job)) else None
+
+    # Many prompts in shared passes.
+
+    def _run_together(self, jobs: list[Job], target: Target, reading: Reading) -> None:
+        self._with_rivals(jobs, target, reading)
+        open_ = [job for job in jobs if not job.distances]
+        rows = {job.index: [job.affordable(len(job))] for job in open_}
+        begun = [job for job in jobs if job.distances and job.verified < len(job)]
+        rows |= {job.index: some for job in begun if (some := self._next(job, reading))}
+        while rows:
+            self._round(jobs, target, rows, reading)
+            left = [jobs[index] for index in rows if jobs[index].outcome is None]
+            following = {job.index: self._next(job, reading) for job in left if job.verified < len(job)}
+            rows = {index: some for index, some in following.items() if some}
+        left = [job for job in jobs if job.outcome is None]
+        self._with_rivals(left, target, reading)
+        for job in left:
+            self._conclude(job, reading)
+
+    def _with_rivals(self, jobs: list[Job], target: Target, reading: Reading) -> None:
+        """Run prompts and rivals at every position of them, in shared passes."""
+        self._rivals.look_up([token for job in jobs for token in job.ids.tolist()])
+        longest = target.low.shape[1]
+        asked = [(job, self._branches(job, reading, longest)) for job in jobs]
+        every = [(job, branches) for job, branches in asked if branches is not None]
+        size = max(1, _BATCH_TOKENS // (2 * longest))
+        for start in range(0, len(every), size):
+            some = every[start : start + size]
+            ids = pad_sequence([job.ids for job, _ in some], batch_first=True)
+            places, tokens = (
+                pad_sequence(list(column), batch_first=True)
+                for column in zip(*(branches for _, branches in some), strict=True)
+            )
+            states = states_of_branches(self._model, self._verifier.layer, ids, places, tokens)
+            trunk, rivals = map(self._verifier.observe, states)
+            rows = torch.tensor([[job.index] for job, _ in some])
+            distances = target[rows[:, 0], : ids.shape[1]].away(trunk).tolist()
+            others = target[rows, places].away(rivals).cpu()
+            for (job, branches), away, beside in zip(some, distances, others, strict=True):
+                if job.verified < len(job):
+                    self._settle(job, job.ids, away[: len(job)])
+                job.note_rivals(*branches, beside[: len(branches[0])])
+
+    def _round(
+        self, jobs: list[Job], target: Target, rows: dict[int, list[Tensor]], reading: Reading
+    ) -> None:
+        """Run every row of every open prompt and keep, for each prompt, the one that gets furthest."""
+        layer = self._verifier.layer
+        every = [(index, row) for index, some in rows.items() for row in some]
+        every.sort(key=lambda item: len(item[1]))  # rows of about one length share a pass
+        found: dict[int, list[tuple[int, Tensor, list[float]]]] = {index: [] for index in rows}
+        size = max(1, _BATCH_TOKENS // target.low.shape[1])
+        for start in range(0, len(every), size):
+            part = every[start : start + size]
+            mine = [index for index, _ in part]
+            ids = pad_sequence([row for _, row in part], batch_first=True)
+            seen = self._verifier.observe(self._model.states(ids, (layer,))[layer])
+            distances = target[mine, : ids.shape[1]].away(seen).tolist()
+            for (index, row), away in zip(part, distances, strict=True):
+                job = jobs[index]
+                reach = job.agreeing(row, away)
+                job.count_tests(job.verified, reach, len(row))
+                if reach == job.verified:
+                    job.refuse(row, reach, away)
+                found[index].append((reach, row, away[: len(row)]))
+        for index, some in found.items():
+            job = jobs[index]
+            reach, row, away = max(some, key=lambda one: one[0])
+            if reach > job.verified or not job.distances:
+                job.ids = torch.cat([row, job.ids[len(row) :]])
+                job.verified, job.distances, job.stage = reach, away, 0
+                job.refuse(row, reach, away)  # what stands behind another token was refused of another prompt
+            elif reach < job.verified:  # what one shape of a pass verified another did not: noise
+                self._run_alone(job, reading)
+
+    def _next(self, job: Job, reading: Reading) -> list[Tensor]:
+        """The rows to run next for a prompt; none when it has ended."""
+        at = job.verified
+        refused = job.tested.get(at)
+        try:
+            job.budget.check(0 if job.nearest(at) is not None else 1)
+            if not refused:  # the rest of the proposal was not run yet behind what is verified
+                return [job.affordable(len(job))]
+            if self._fits_plainly(job):
+                self._run_alone(job, reading)
+                return []
+            if job.stage == len(_LADDER) or job.nearest(at) is not None:
+                return [job.ids] if self._repair(job, reading) else []
+        except BudgetSpentError as spent:
+            self._stop(job, spent)
+            return []
+        count = min(_LADDER[job.stage], job.budget.tests_left)
+        row = job.affordable(len(job) if job.stage == 0 else at + 1, count)
+        job.stage += 1
+        fresh = [t for t in reading.top(job.index, at, len(refused) + count) if t not in refused]
+        return [replaced(row, at, token) for token in fresh[:count]] or self._next(job, reading)
+
+    # What both share.
+
+    def _repair(self, job: Job, reading: Reading) -> bool:
+        """Find the token of the first mismatch; False where the prompt ends there."""
+        at = job.verified
+        nearest = job.nearest(at)  # a rival that was tried beside the pass
+        if nearest is None:
+            nearest = self._try_candidates(job, reading, at)
+        within = {token for token, distance in job.tested[at].items() if distance <= job.target.reaches[at]}
+        if nearest is None or within - {nearest, *self._rivals.twins(nearest)}:
+            self._search(job, reading, at)  # nothing fits, or several tokens may: a matter of alternatives
+            return False
+        job.put(at, nearest)
+        return True
+
+    def _try_candidates(self, job: Job, reading: Reading, at: int) -> int | None:
+        """Try tokens on the cached prefix until one fits; the nearest of its batch, None when none does."""
+        prefix = job.prefix_at(at)
+        known = job.tested.setdefault(at, {})
+        tested = torch.full((self._model.vocab_size,), math.inf, dtype=torch.float64)
+        tested[list(known)] = torch.tensor(list(known.values()), dtype=torch.float64)
+        first = _FIRST_BATCH.get(self._model.device.type, _FIRST_BATCH["cpu"])
+        ranked = RankedPolicy(reading.order(job.index, at), first, prefix.max_candidates)
+        policy = self._repair_policy(prefix, job.observed[at], ranked)
+        nearest: int | None = None
+        while nearest is None and len(ids := policy.propose(torch.isinf(tested))):
+            job.budget.check()
+            ids = ids[: job.budget.tests_left]
+            distances = self._verifier.distances(prefix, ids, job.target[at])
+            tested[ids] = distances
+            job.budget.tests += len(ids)
+            known.update(zip(ids.tolist(), distances.tolist(), strict=True))
+            nearest = job.nearest(at)
+        return nearest
+
+    def _fits_plainly(self, job: Job) -> bool:
+        """Whether the nearest refused token fits in a plain pass over the whole prompt.
+
+        States of attention sinks are so long that another shape of the pass, cached or shared, can move them
+        out of tolerance. The plain pass has the final word anyway; from here on it has every word.
+        """
+        at, refused = job.verified, job.tested.get(job.verified)
+        if job.plainly or not refused or job.nearest(at) is not None:
+            return False
+        token = min(refused, key=refused.__getitem__)
+        if refused[token] > BACKOFF_TOLERANCES * job.target.tolerances[at]:
+            return False
+        ids = replaced(job.ids, at, token)
+        distance = self._verifier.whole_sequence(ids.tolist(), job.target)[at]
+        job.budget.tests += 1
+        if not distance <= job.target.tolerances[at]:
+            return False
+        job.put(at, token)
+        job.plainly = True
+        return True
+
+    def _conclude(self, job: Job, reading: Reading) -> None:
+        """Every position is verified: it is the prompt where at every position all other tokens are far."""
+        try:
+            self._end(job, reading, self._apart.unclear(job, reading, len(job)))
+        except BudgetSpentError as spent:
+            self._stop(job, spent)
+
+    def _end(self, job: Job, reading: Reading, unclear: list[int]) -> None:
+        try:
+            open_ = self._apart.first_open(job, unclear)
+        except BudgetSpentError as spent:
+            self._stop(job, spent)
+            return
+        if open_ is not None:
+            self._search(job, reading, open_)
+        elif not self._rivals.unmistakable(job.ids.tolist()):
+            fits = self._fits(job, len(job))
+            job.outcome = Outcome((fits,), fits, None, "")
+        else:
+            alone = Verified(job.positions(len(job)))
+            job.outcome = Outcome((alone,), alone, None, "")
+
+    def _stop(self, job: Job, spent: BudgetSpentError) -> None:
+        at = min(job.verified, len(job.distances))
+        fits = self._fits(job, at)
+        found = (fits,) if at == len(job) else ()
+        job.outcome = Outcome(found, fits, None, f"Stopped at position {at}: {spent}.", undecided=True)
+
+    def _search(self, job: Job, reading: Reading, start: int) -> None:
+        """Decide a prompt by a search from a position on, or from an earlier one that is not clear either."""
+        try:
+            job.budget.check(0)
+            if start and not job.runners_up:
+                earlier = self._apart.first_open(job, self._apart.unclear(job, reading, start))
+                start = start if earlier is None else earlier
+        except BudgetSpentError as spent:
+            self._stop(job, spent)
+            return
+
+        def policy(position: int) -> Policy:
+            return RankedPolicy(reading.order(job.index, position), 16, job.prefix.max_candidates)
+
+        prefix = job.prefix_at(start)
+        refused = {start: job.tested.get(start, {})}
+        search = Search(job.target, prefix, self._verifier, policy, self._rivals, job.budget, refused)
+        frames = [Frame(fit, self._others(job, fit)) for fit in self._fits(job, job.verified)]
+        known = [Frame(frame.chosen) for frame in frames[:start]]
+        job.outcome = search.run(known, frames if job.verified == len(job) else ())
+
+    def _others(self, job: Job, fit: Fit) -> list[Fit]:
+        """What else may fit at a verified position."""
+        return [
+            Fit(fit.position._replace(token_id=token, distance=away), self._rivals.twins(token))
+            for token, away in job.possible(fit.position.index)
+            if token not in fit.twins
+        ]
+
+    def _fits(self, job: Job, count: int) -> tuple[Fit, ...]:
+        """The first positions, as they were verified."""
+        return tuple(Fit(at, self._rivals.twins(at.token_id)) for at in job.positions(count))

@@ -1,0 +1,168 @@
+"""One prompt on its way through the fast engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import itemgetter
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from preimage.inversion.engine.budget import Budget
+from preimage.inversion.engine.search import Outcome
+from preimage.inversion.engine.verifier import FAR, Target
+from preimage.inversion.result import Positions
+from preimage.models import Prefix
+
+
+@dataclass
+class Job:
+    """One prompt on its way."""
+
+    index: int
+    observed: Float[Tensor, "position d_model"]
+    target: Target
+    ids: Int[Tensor, " position"]  # the proposal; its first ``verified`` tokens are settled
+    second: Int[Tensor, " position"]  # the next best everywhere
+    budget: Budget
+    make_prefix: Callable[[], Prefix]
+    held: list[int] = field(default_factory=list)  # tokens of the cached prefix
+    verified: int = 0
+    # position -> token -> distance, of other tokens than the proposal's, up to the first mismatch
+    tested: dict[int, dict[int, float]] = field(default_factory=dict)
+    distances: list[float] = field(default_factory=list)
+    runners_up: list[tuple[int, float]] = field(default_factory=list)  # the nearest other token everywhere
+    others: list[dict[int, float]] = field(default_factory=list)  # other tokens that were tried everywhere
+    tests: list[int] = field(default_factory=list)  # how many were tried everywhere
+    repaired: set[int] = field(default_factory=set)  # positions whose token was found, and counted, apart
+    stage: int = 0  # rounds spent on the first mismatch
+    plainly: bool = False  # whether only plain passes over the whole prompt are near enough to the states
+    outcome: Outcome | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def affordable(self, end: int, rows: int = 1) -> Int[Tensor, " some"]:
+        """The proposal up to a position, no longer than what so many rows of it may still test."""
+        return self.ids[: min(end, self.verified + max(1, self.budget.tests_left // rows))]
+
+    def check_budget(self) -> None:
+        """Raise where the next pass may not be paid; one over nothing but tokens counted before is free."""
+        counted = all(index in self.repaired for index in range(self.verified, len(self)))
+        self.budget.check(0 if counted else 1)
+
+    @cached_property
+    def prefix(self) -> Prefix:
+        """Where its mismatches are repaired."""
+        return self.make_prefix()
+
+    def extend_prefix(self, row: Int[Tensor, " position"], start: int) -> Float[Tensor, "some d_model"]:
+        """Run a row from a position on, behind what the prefix holds up to there; the states of it."""
+        self.prefix.crop(start)
+        states = self.prefix.extend(row[start:])
+        self.held = row.tolist()
+        return states
+
+    def run_with_rivals(
+        self, places: Int[Tensor, " branch"], tokens: Int[Tensor, " branch"]
+    ) -> tuple[Float[Tensor, "position d_model"], Float[Tensor, "branch d_model"]]:
+        """Run the whole proposal, and rivals as branches off it, in one pass."""
+        self.prefix.crop(0)
+        states = self.prefix.extend_and_try(self.ids, places, tokens)
+        self.held = self.ids.tolist()
+        return states
+
+    def prefix_at(self, length: int) -> Prefix:
+        """The cached prefix, holding just the first tokens of the prompt."""
+        wanted = self.ids[:length].tolist()
+        same = next(
+            (i for i, (a, b) in enumerate(zip(wanted, self.held, strict=False)) if a != b),
+            min(length, len(self.held)),
+        )
+        self.prefix.crop(same)
+        if same < length:
+            self.prefix.extend(self.ids[same:length])
+        self.held = wanted
+        return self.prefix
+
+    def positions(self, count: int) -> Positions:
+        """The first positions, as they were verified."""
+        tests = self.tests or [1 + len(self.tested.get(index, {})) for index in range(count)]
+        columns = self.ids[:count].tolist(), self.distances[:count], self.target.tolerances[:count]
+        return Positions(*columns, tests[:count], self.runners_up[:count])
+
+    def agreeing(self, row: Int[Tensor, " position"], distances: list[float]) -> int:
+        """How many positions of a row agree with what was observed, counted from the left."""
+        limits = self.target.tolerances
+        misfits = (i for i, away in enumerate(distances[: len(row)]) if not away <= limits[i])
+        return next(misfits, len(row))
+
+    def refuse(self, row: Int[Tensor, " position"], at: int, distances: list[float]) -> None:
+        """Keep that the token of a row at its first mismatch does not fit there."""
+        if at < len(row):
+            self.tested.setdefault(at, {})[int(row[at])] = distances[at]
+
+    def put(self, at: int, token: int) -> None:
+        """Take another token at a position; what was tested behind the old one is forgotten."""
+        self.ids, self.stage = replaced(self.ids, at, token), 0
+        self.tested = {index: tokens for index, tokens in self.tested.items() if index <= at}
+        self.tested[at].pop(token, None)
+        self.repaired = {index for index in self.repaired if index < at} | {at}
+
+    def count_tests(self, before: int, verified: int, end: int) -> None:
+        """Count what a pass up to ``end`` tested: tokens it verified, and the one it refused, each once."""
+        fresh = sum(index not in self.repaired for index in range(before, verified))
+        self.budget.tests += fresh + (verified < end)
+
+    def note_rivals(self, places: Tensor, tokens: Tensor, distances: Tensor) -> None:
+        """Keep the distances of tokens tried at settled positions and at the first mismatch."""
+        for index, token, away in zip(places.tolist(), tokens.tolist(), distances.tolist(), strict=True):
+            if index <= self.verified:  # behind a mismatch the prefix was another one, and nothing was tested
+                self.tested.setdefault(index, {})[token] = away
+                self.budget.tests += 1
+
+    def weigh_rivals(self, count: int) -> list[int]:
+        """Find the nearest other token of every position; the positions where that is not far."""
+        self.others = [
+            {other: away for other, away in self.tested.get(index, {}).items() if other != token}
+            for index, token in enumerate(self.ids[:count].tolist())
+        ]
+        self.tests = [1 + len(some) for some in self.others]
+        self.runners_up = [
+            min(some.items(), key=itemgetter(1), default=(-1, math.inf)) for some in self.others
+        ]
+        reaches = self.target.reaches
+        return [
+            index
+            for index, (token, distance) in enumerate(self.runners_up)
+            if token < 0 or not distance >= FAR * reaches[index]
+        ]
+
+    def nearest(self, at: int) -> int | None:
+        """The nearest of the tokens tested at a position, if it fits."""
+        token, away = min(self.tested.get(at, {}).items(), key=itemgetter(1), default=(-1, math.inf))
+        return token if away <= self.target.tolerances[at] else None
+
+    def note_scan(self, index: int, distances: Float[Tensor, " vocabulary"]) -> None:
+        """Keep what a scan of the whole vocabulary has shown at a position."""
+        distances = distances.clone()
+        distances[int(self.ids[index])] = math.inf
+        nearest = distances.argsort()[: 1 + int((distances <= self.target.reaches[index]).sum())]
+        self.others[index] = {int(token): float(distances[token]) for token in nearest}
+        self.tests[index] = len(distances)
+        self.runners_up[index] = (int(nearest[0]), float(distances[nearest[0]]))
+
+    def possible(self, index: int) -> list[tuple[int, float]]:
+        """Other tokens that may fit at a position, as far as they were tried."""
+        reach = self.target.reaches[index]
+        return [(token, away) for token, away in self.others[index].items() if away <= reach]
+
+
+def replaced(ids: Int[Tensor, " position"], at: int, token: int) -> Int[Tensor, " position"]:
+    """The same ids with another token at one position."""
+    row = ids.clone()
+    row[at] = token
+    return row

@@ -1,0 +1,113 @@
+"""Inversion where only the last position's state was kept.
+
+One state does not say how long its prompt was, and prompts of many tokens cannot be enumerated. What can be
+decided is whether one token made it; and then, in a model with relative positions and no BOS, every constant
+prompt of that token made it as well, because identical value rows average to themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from preimage.inversion.engine.budget import Budget, BudgetSpentError
+from preimage.inversion.engine.search import MAX_PROMPTS, Fit, Outcome
+from preimage.inversion.engine.twins import rivals_of
+from preimage.inversion.engine.verifier import FAR, Target, Verifier
+from preimage.inversion.result import Position
+from preimage.models import LanguageModel
+
+_LISTED = 8  # constant prompts of up to so many tokens are listed
+LONGEST = 64  # and of up to so many are tried
+
+
+def invert_last(
+    model: LanguageModel, observed: Float[Tensor, "1 d"], verifier: Verifier, budget: Budget
+) -> Outcome:
+    """Every single-token and constant prompt whose last state is the observed one; |V| tests.
+
+    Longer prompts are never excluded by enumeration. One token alone is the answer only where all others are
+    far: then no other prompt comes that near but by a structure of the model, and constant prompts are tried.
+    """
+    target = verifier.target(observed)
+    tested, stopped = _scan(model, target, verifier, budget)
+    reach = target.reaches[0]
+    order = tested.argsort()
+    nearest = _position(0, order, tested, target)
+    if not nearest.distance <= reach:
+        reason = stopped or (
+            "Only the last position was kept, and no prompt of one token fits: the nearest, "
+            f"{nearest.token_id}, is {nearest.distance:.4g} away and {nearest.tolerance:.4g} is allowed. "
+            "Longer prompts need the states of every position."
+        )
+        return Outcome((), (), nearest, reason, undecided=bool(stopped))
+    hypotheses: list[tuple[Fit, ...]] = []
+    seen: set[int] = set()
+    for rank in range(int((tested <= reach).sum())):
+        position = _position(rank, order, tested, target)
+        if position.token_id in seen or len(hypotheses) >= MAX_PROMPTS:
+            continue
+        twins = rivals_of(model).twins(position.token_id)
+        seen |= {position.token_id, *twins}
+        for length in _constant_lengths(model, position, verifier, target):
+            hypotheses.append(tuple(Fit(position._replace(index=i), twins) for i in range(length)))
+    others = tested[tested > reach]
+    far = len(others) == 0 or float(others.min()) >= FAR * reach
+    alone = len(hypotheses) == 1 and far and not stopped
+    reason = "" if alone else (
+        f"{stopped} Only the last position was kept: prompts of one token and constant prompts of up to "
+        f"{LONGEST} tokens were tried, longer ones cannot be."
+    ).strip()  # fmt: skip
+    partial = hypotheses[0] if hypotheses else ()
+    return Outcome(tuple(hypotheses), partial, nearest, reason, undecided=not alone)
+
+
+def _scan(
+    model: LanguageModel, target: Target, verifier: Verifier, budget: Budget
+) -> tuple[Float[Tensor, " vocabulary"], str]:
+    """The distance of every token, as far as the budget goes, and why it went no further."""
+    prefix = model.prefix(verifier.layer)
+    tested = torch.full((model.vocab_size,), math.inf, dtype=torch.float64)
+    try:
+        for part in torch.arange(model.vocab_size).split(prefix.max_candidates):
+            budget.check()
+            part = part[: budget.tests_left]
+            tested[part] = verifier.distances(prefix, part, target[0])
+            budget.tests += len(part)
+    except BudgetSpentError as spent:
+        return tested, f"Stopped after {budget.tests} of {model.vocab_size} tokens: {spent}."
+    if bool(torch.isinf(tested).any()):
+        return tested, f"Stopped after {budget.tests} of {model.vocab_size} tokens: the budget is spent."
+    return tested, ""
+
+
+def _position(rank: int, order: Tensor, tested: Float[Tensor, " vocabulary"], target: Target) -> Position:
+    token = int(order[rank])
+    other = int(order[0] if rank else order[1]) if len(order) > 1 else None
+    return Position(
+        index=0,
+        token_id=token,
+        distance=float(tested[token]),
+        tolerance=target.tolerances[0],
+        accepted=bool(tested[token] <= target.tolerances[0]),
+        runner_up_id=other,
+        runner_up_distance=None if other is None else float(tested[other]),
+        tests=int(torch.isfinite(tested).sum()),
+    )
+
+
+def _constant_lengths(
+    model: LanguageModel, found: Position, verifier: Verifier, target: Target
+) -> Iterator[int]:
+    """Lengths of the prompts of one token, repeated, that fit; of those longer than listed, the shortest."""
+    longest = min(LONGEST, model.max_length or LONGEST)
+    once = verifier.whole_sequence([found.token_id], target)
+    fits = [1] if once[0] <= found.tolerance else []
+    repeated = target[[0] * longest]
+    distances = verifier.whole_sequence([found.token_id] * longest, repeated)
+    fits += [k for k in range(2, longest + 1) if distances[k - 1] <= found.tolerance]
+    yield from (k for k in fits if k <= _LISTED or len([n for n in fits if 1 < n < k]) == 0)

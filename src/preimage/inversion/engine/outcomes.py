@@ -1,0 +1,138 @@
+"""From what a search found to the result a user sees: the status, and how it is known."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from preimage.inversion.engine.last_position import LONGEST
+from preimage.inversion.engine.search import MAX_PROMPTS, Fit, Outcome, Verified
+from preimage.inversion.engine.verifier import Verifier
+from preimage.inversion.options import InvertOptions
+from preimage.inversion.result import Inversion, Position, Status
+from preimage.models import LanguageModel
+
+
+def make_result(
+    model: LanguageModel,
+    outcome: Outcome,
+    verifier: Verifier,
+    options: InvertOptions,
+    tests: int,
+    seconds: float,
+    forward_tokens: int,
+) -> Inversion:
+    """The result of one prompt; what is the call's alone is filled in by the caller."""
+    best: Sequence[Fit] = outcome.hypotheses[0] if outcome.hypotheses else outcome.partial
+    others: list[float] = []
+    positions: Sequence[Position]
+    if isinstance(best, Verified):
+        positions, ids = best.positions, best.positions.token_ids
+    else:
+        positions = tuple(fit.position for fit in best)
+        ids = tuple(position.token_id for position in positions)
+    others = [p.runner_up_distance for p in positions if p.runner_up_distance is not None]
+    failure = None if outcome.hypotheses else outcome.failure
+    if failure is not None and failure.index >= len(positions):
+        positions = (*positions, failure)
+    result = Inversion(
+        status="not_recovered",
+        token_ids=ids,
+        text=model.decode(ids),
+        layer=verifier.layer,
+        method=options.method,
+        proposer="",
+        seconds=seconds,
+        setup_seconds=0.0,
+        forward_tokens=forward_tokens,
+        tests=tests,
+        margin=min(others, default=None),
+        noise_floor=verifier.noise.relative,
+        seed=options.seed,
+        positions=positions,
+        fitting=0,
+        complete=False,
+        unique=None,
+        uniqueness="",
+        alternatives=(),
+        failed_position=None if failure is None else failure.index,
+        failed_distance=None if failure is None else failure.distance,
+        reason=outcome.reason if not outcome.hypotheses or outcome.undecided else "",
+    )
+    return with_status(result, outcome, model.vocab_size)
+
+
+def with_status(result: Inversion, outcome: Outcome, vocab_size: int) -> Inversion:
+    """The result with the status that the outcome of a search gives it."""
+    fitting, prompts = _expand(outcome.hypotheses)
+    status: Status = "not_recovered"
+    if fitting:
+        status = "ambiguous" if fitting > 1 or outcome.undecided else "recovered"
+    reason = result.reason
+    if fitting > len(prompts) and not outcome.undecided:
+        reason = f"The first {len(prompts)} of {fitting} prompts that fit are listed."
+    changed = replace(
+        result,
+        status=status,
+        fitting=fitting,
+        complete=not outcome.undecided and fitting == len(prompts),
+        alternatives=tuple(prompts) if status == "ambiguous" else (),
+        reason=reason,
+    )
+    return changed if status != "recovered" else say_how(changed, vocab_size)
+
+
+def say_how(result: Inversion, vocab_size: int) -> Inversion:
+    """Say how it is known that nothing else fits."""
+    whole = [position.tests >= vocab_size for position in result.positions]
+    if all(whole):
+        where = f"all {len(whole)} positions" if len(whole) > 1 else "the only position"
+        return replace(
+            result, unique="proved", uniqueness=f"The whole vocabulary of {vocab_size} was tried at {where}."
+        )
+    some = [position for position, done in zip(result.positions, whole, strict=True) if not done]
+    nearest = min(
+        (
+            p.runner_up_distance / p.tolerance
+            for p in some
+            if p.runner_up_distance is not None and p.tolerance
+        ),
+        default=math.inf,
+    )
+    least, most = (bound(position.tests - 1 for position in some) for bound in (min, max))
+    number = f"{least}" if least == most else f"{least} to {most}"
+    words = (
+        f"{number} of the other {vocab_size - 1} tokens were tried at {len(some)} positions, those most like "
+        f"the recovered one among them: none is nearer than {nearest:.0f} times what is allowed."
+    )
+    if any(whole):
+        words += f" The whole vocabulary was tried at the other {sum(whole)}."
+    return replace(result, unique="tested", uniqueness=words)
+
+
+def say_of_last(result: Inversion) -> Inversion:
+    """The same of a last position alone: longer prompts were not tried, so nothing is proved."""
+    if result.status != "recovered":
+        return result
+    words = (
+        f"{result.uniqueness} So were prompts of this token repeated, up to {LONGEST} times; other longer "
+        "prompts cannot be, but none of the tokens tried is near."
+    )
+    return replace(result, unique="tested", uniqueness=words)
+
+
+def _expand(hypotheses: tuple[Sequence[Fit], ...]) -> tuple[int, list[tuple[int, ...]]]:
+    """How many prompts fit, and the first of them: each hypothesis with its twins exchanged freely."""
+    total = 0
+    listed: list[tuple[int, ...]] = []
+    for fits in hypotheses:
+        if isinstance(fits, Verified):
+            total += 1
+            listed.append(fits.positions.token_ids)
+            continue
+        choices = [(fit.position.token_id, *fit.twins) for fit in fits]
+        total += math.prod(map(len, choices))
+        listed += list(itertools.islice(itertools.product(*choices), MAX_PROMPTS - len(listed)))
+    return total, listed

@@ -1,0 +1,319 @@
+"""The search over positions: accept, keep alternatives, back off, check the whole.
+
+One position after another (Algorithm 1). Where several tokens may fit, the nearest is followed first and the
+others are kept; a dead end later on goes back to them, and so does the end of the prompt, to find out
+whether another prompt fits as well. A position is decided by a few tests where tokens lie far apart compared
+with the tolerance; everywhere else the whole vocabulary is tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, islice, product
+from typing import NamedTuple, overload
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from preimage.inversion.engine.budget import Budget, BudgetSpentError
+from preimage.inversion.engine.policies import Policy
+from preimage.inversion.engine.twins import Rivals
+from preimage.inversion.engine.verifier import FAR, Target, Trial, Verifier
+from preimage.inversion.result import Position, Positions
+
+MAX_PROMPTS = 64  # fitting prompts listed
+# Nothing within reach, but one token far nearer than every other: the step was noisier than the floor
+# (another shape, another device). It is followed, and the whole-sequence pass decides.
+BACKOFF_TOLERANCES = 64.0
+_BACKOFF_RATIO = 8.0
+# Tests spent on finding out whether more prompts fit than the first: so many vocabularies, so many at least.
+_MORE, _MORE_AT_LEAST = 4, 4096
+
+
+class Fit(NamedTuple):
+    """A token that may fit at a position, and the bit-identical embeddings that fit just as well."""
+
+    position: Position
+    twins: tuple[int, ...]
+
+    @property
+    def name(self) -> int:
+        """One token for it and all its twins."""
+        return min((self.position.token_id, *self.twins))
+
+
+class Verified(Sequence[Fit]):
+    """A prompt of which every position is verified and no token has a twin; each is made when looked at."""
+
+    def __init__(self, positions: Positions) -> None:
+        self.positions = positions
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @overload
+    def __getitem__(self, index: int) -> Fit: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Fit]: ...
+    def __getitem__(self, index: int | slice) -> Fit | Sequence[Fit]:
+        if isinstance(index, slice):
+            return tuple(Fit(position, ()) for position in self.positions[index])
+        return Fit(self.positions[index], ())
+
+
+@dataclass
+class Frame:
+    """A decided position and what else may fit there."""
+
+    chosen: Fit
+    others: list[Fit] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the search found: complete prompts, or where it failed."""
+
+    hypotheses: tuple[Sequence[Fit], ...]
+    partial: Sequence[Fit]
+    failure: Position | None
+    reason: str
+    undecided: bool = False  # not every alternative was followed
+
+
+class Search:
+    """One prompt's search. ``policy`` makes a fresh policy for a position.
+
+    ``exhaustive`` tries the whole vocabulary at every position, wherever tokens lie.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        prefix: Trial,
+        verifier: Verifier,
+        policy: Callable[[int], Policy],
+        rivals: Rivals,
+        budget: Budget,
+        refused: Mapping[int, Mapping[int, float]] | None = None,
+        *,
+        exhaustive: bool = False,
+    ) -> None:
+        self._target = target
+        self._prefix = prefix
+        self._verifier = verifier
+        self._policy = policy
+        self._rivals = rivals
+        self._budget = budget
+        self._refused = dict(refused or {})  # position -> token -> distance, of tests made elsewhere
+        self._exhaustive = exhaustive
+        self.frames: list[Frame] = []
+        self._fitting: dict[tuple[int, ...], tuple[Fit, ...]] = {}
+        self._exchanged = False  # whether alternatives of a prompt that fits were exchanged
+        self._tests_before = 0  # spent when the first prompt that fits was found
+        self._likely: list[int] = []
+        self._partial: tuple[Fit, ...] = ()
+        self._failure: Position | None = None
+        self._reason = ""
+
+    def run(self, known: Sequence[Frame] = (), fitting: Sequence[Frame] = ()) -> Outcome:
+        """Search behind decided positions, which the prefix holds, until every alternative is decided.
+
+        ``fitting`` is a prompt that is known to fit: its tokens are tried first everywhere.
+        """
+        self.frames = list(known)
+        if fitting:
+            chosen = [frame.chosen for frame in fitting]
+            self._likely = [fit.position.token_id for fit in chosen]
+            self._fitting[tuple(fit.name for fit in chosen)] = tuple(chosen)
+            self._exchange(fitting)
+        undecided = False
+        try:
+            while True:
+                if len(self.frames) == len(self._target):
+                    self._conclude()
+                elif self._step(len(self.frames)):
+                    continue
+                if len(self._fitting) >= MAX_PROMPTS:
+                    undecided = any(frame.others for frame in self.frames)
+                    self._reason = f"Stopped after {len(self._fitting)} prompts that fit; more may."
+                    break
+                if not self._back_up():
+                    break
+        except BudgetSpentError as spent:
+            undecided = True
+            self._reason = f"Stopped at position {len(self.frames)}: {spent}."
+            if not self._fitting:
+                self._remember_partial()
+        found = tuple(self._fitting.values())
+        partial = found[0] if found else self._partial
+        return Outcome(found, partial, self._failure, self._reason, undecided)
+
+    def _conclude(self) -> None:
+        """Check a full prompt as a whole; the first that fits, also with its alternatives exchanged.
+
+        Whether those fit takes one pass each, so that they are listed even where the budget ends before the
+        search has come to them. They stay alternatives: what may follow them is the search's to find out.
+        """
+        misfits = self._check([frame.chosen for frame in self.frames])
+        if misfits:
+            worst = max(misfits, key=misfits.__getitem__)
+            chosen = self.frames[worst].chosen.position
+            self._fail(
+                chosen._replace(distance=misfits[worst], accepted=False),
+                "The recovered prompt as a whole does not reproduce the state",
+            )
+        elif not self._exchanged:
+            self._exchange(self.frames)
+
+    def _exchange(self, frames: Sequence[Frame]) -> None:
+        self._tests_before = self._budget.tests
+        self._exchanged = any(frame.others for frame in frames)
+        for fits in islice(_exchanged(frames), MAX_PROMPTS - len(self._fitting)):
+            self._check(fits)
+
+    def _check(self, fits: Sequence[Fit]) -> dict[int, float]:
+        """Positions, and distances there, at which a whole prompt does not fit; one that does is kept."""
+        ids = [fit.position.token_id for fit in fits]
+        distances = self._verifier.whole_sequence(ids, self._target)
+        limits = self._target.tolerances
+        misfits = {i: distance for i, distance in enumerate(distances) if not distance <= limits[i]}
+        if not misfits:
+            self._fitting.setdefault(
+                tuple(fit.name for fit in fits),
+                tuple(
+                    Fit(fit.position._replace(distance=distance, accepted=True), fit.twins)
+                    for fit, distance in zip(fits, distances, strict=True)
+                ),
+            )
+        return misfits
+
+    def _step(self, index: int) -> bool:
+        """Find what may fit at a position and step onto the nearest; False at a dead end."""
+        fits, nearest = self._solve(index)
+        if not fits and _stands_out(nearest):
+            fits = [Fit(nearest, self._rivals.twins(nearest.token_id))]
+        if not fits:
+            self._fail(nearest, "No token of the vocabulary fits")
+            return False
+        self._prefix.extend(torch.tensor([fits[0].position.token_id]))
+        self.frames.append(Frame(fits[0], fits[1:]))
+        return True
+
+    def _solve(self, index: int) -> tuple[list[Fit], Position]:
+        """Test proposals until one may fit, then its rivals, then, where they are not far away, all tokens.
+
+        Returns what may fit, nearest first, and the nearest token whether it fits or not.
+        """
+        target, reach = self._target[index], self._target.reaches[index]
+        tested = torch.full((self._rivals.vocab_size,), math.inf, dtype=torch.float64)
+        for token, distance in self._refused.pop(index, {}).items():  # behind the first prefix alone
+            tested[token] = distance
+        if self._likely:
+            first = torch.tensor(self._likely[index : index + 1])
+            self._test(first[torch.isinf(tested[first])], target, tested)
+        policy = self._policy(index)
+        while not float(tested.min()) <= reach and len(ids := policy.propose(torch.isinf(tested))):
+            self._test(ids, target, tested)
+        if float(tested.min()) <= reach:
+            self._test_rivals(target, tested)
+            if self._exhaustive or not _all_far(tested, reach):
+                self._test(torch.isinf(tested).nonzero().flatten(), target, tested)
+        order, tests = tested.argsort(), int(torch.isfinite(tested).sum())
+        fits: list[Fit] = []
+        for token in order[: int((tested <= reach).sum())].tolist():
+            if not any(token in fit.twins for fit in fits):
+                position = self._position(index, token, tested, order, tests)
+                fits.append(Fit(position, self._rivals.twins(token)))
+        nearest = self._position(index, int(order[0]), tested, order, tests)
+        return fits, nearest
+
+    def _test(self, ids: Int[Tensor, " candidate"], target: Target, tested: Tensor) -> None:
+        for part in ids.split(self._prefix.max_candidates) if len(ids) else ():
+            self._budget.check()
+            more = max(_MORE * len(tested), _MORE_AT_LEAST)
+            if self._fitting and self._budget.tests - self._tests_before > more:
+                raise BudgetSpentError(f"after {more} more tests it is open whether other prompts fit")
+            part = part[: self._budget.tests_left]
+            tested[part] = self._verifier.distances(self._prefix, part, target)
+            self._budget.tests += len(part)
+
+    def _test_rivals(self, target: Target, tested: Float[Tensor, " vocabulary"]) -> None:
+        """Test the tokens most like the nearest one, and again if that shows a nearer one."""
+        winner = -1
+        while winner != int(tested.argmin()):
+            winner = int(tested.argmin())
+            self._test(self._rivals.of(winner, torch.isinf(tested)), target, tested)
+
+    def _position(
+        self, index: int, token: int, tested: Tensor, order: Int[Tensor, " vocabulary"], tests: int
+    ) -> Position:
+        tolerance = self._target.tolerances[index]
+        other = next((int(o) for o in order[:2] if int(o) != token), None) if tests > 1 else None
+        return Position(
+            index=index,
+            token_id=token,
+            distance=float(tested[token]),
+            tolerance=tolerance,
+            accepted=bool(tested[token] <= tolerance),
+            runner_up_id=other,
+            runner_up_distance=None if other is None else float(tested[other]),
+            tests=tests,
+        )
+
+    def _fail(self, position: Position, what: str) -> None:
+        """Remember the dead end that got furthest."""
+        if self._failure is None or position.index >= self._failure.index:
+            self._failure = position
+            self._reason = (
+                f"{what} at position {position.index}: the nearest token, {position.token_id}, is "
+                f"{position.distance:.4g} away and {position.tolerance:.4g} is allowed. The model, layer or "
+                "BOS is another one, or the state was changed."
+            )
+            self._remember_partial()
+
+    def _remember_partial(self) -> None:
+        self._partial = tuple(frame.chosen for frame in self.frames)
+
+    def _back_up(self) -> bool:
+        """Go back to the latest position with an alternative and take it; False if there is none."""
+        while self.frames:
+            frame = self.frames.pop()
+            if frame.others:
+                self._prefix.crop(len(self.frames))
+                follow = frame.others.pop(0)
+                self._prefix.extend(torch.tensor([follow.position.token_id]))
+                self.frames.append(Frame(follow, frame.others))
+                return True
+        return False
+
+
+def _all_far(tested: Float[Tensor, " vocabulary"], reach: float) -> bool:
+    """Whether other tokens were tested and all of them lie far out of reach."""
+    others = tested[(tested > reach) & torch.isfinite(tested)]
+    return len(others) > 0 and float(others.min()) >= FAR * reach
+
+
+def _stands_out(nearest: Position) -> bool:
+    """Whether the nearest token, though out of tolerance, is much nearer than every other."""
+    rival = nearest.runner_up_distance
+    return (
+        nearest.distance <= BACKOFF_TOLERANCES * nearest.tolerance
+        and rival is not None
+        and nearest.distance * _BACKOFF_RATIO <= rival
+    )
+
+
+def _exchanged(frames: Sequence[Frame]) -> Iterator[list[Fit]]:
+    """The chosen prompt with one position exchanged for an alternative, with two, and so on."""
+    chosen = [frame.chosen for frame in frames]
+    open_ = [index for index, frame in enumerate(frames) if frame.others]
+    for count in range(1, len(open_) + 1):
+        for places in combinations(open_, count):
+            for others in product(*(frames[place].others for place in places)):
+                fits = list(chosen)
+                for place, fit in zip(places, others, strict=True):
+                    fits[place] = fit
+                yield fits

@@ -1,0 +1,1 @@
+"""Which token was it? Rankings of the vocabulary from states alone."""

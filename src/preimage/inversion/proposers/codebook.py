@@ -1,0 +1,125 @@
+"""The codebook: what state a token has, on average, at a layer. Fitted in closed form, not trained.
+
+A standardised state is modelled as x_t = B f(token) + A [x_(t-1), x_(t+1)] + noise, where f are the model's
+own token features: B f(v) is the codebook's entry for token v, A takes out what the neighbours say of the
+context, and the noise's covariance whitens the distance. Attention sinks have a fit of their own. Two
+least-squares problems over some ten thousand tokens, text and random ones, are all there is to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from preimage.inversion.proposers.lens import Standardise, window
+from preimage.inversion.proposers.readings import Keys, Part
+from preimage.layers import Layer
+from preimage.models import LanguageModel
+from preimage.prompts import PromptOptions, gather
+
+_LENGTH = 64
+_TOKENS_A_REGRESSOR = 8
+_MOST_TOKENS = 2**17
+_RIDGE = (1e-2, 1e-3)  # of sinks, which are fewer, and of all others
+_SHRINKAGE = 0.02  # of the noise's covariance towards a multiple of the identity
+_BATCH = {"cpu": 2048, "cuda": 65536}  # tokens in one pass
+
+
+class Codebook(nn.Module):
+    """A map from windows of states to queries, and from token features to keys, for sinks and for others."""
+
+    read: Tensor
+    write: Tensor
+
+    def __init__(self, d_model: int, d_features: int) -> None:
+        super().__init__()
+        self.standardise = Standardise(d_model)
+        self.register_buffer("read", torch.zeros(2, 3 * d_model, d_model))
+        self.register_buffer("write", torch.zeros(2, d_features, d_model))
+
+    @torch.no_grad()
+    def fit(
+        self, model: LanguageModel, layer: Layer, features: Float[Tensor, "vocabulary d_features"]
+    ) -> None:
+        """Run the sample through the model and solve for both kinds of positions."""
+        tokens = min(_TOKENS_A_REGRESSOR * (features.shape[1] + 2 * model.d_model), _MOST_TOKENS)
+        windows = sample(model, max(8, tokens // _LENGTH))
+        generator = torch.Generator().manual_seed(1)
+        pairs = torch.randint(model.vocab_size, (max(16, tokens // 4), 2), generator=generator)
+        prompts = {"windows": windows, "pairs": pairs}
+        found = {k: (ids.to(model.device), _states(model, layer, ids)) for k, ids in prompts.items()}
+        self.standardise.fit(found["windows"][1], found["pairs"][1])
+        rows: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {0: [], 1: []}
+        for tokens_in, states in found.values():
+            x, sinks = self.standardise(states), self.standardise.sinks(states)
+            around = window(x, 1)
+            for kind in (0, 1):
+                mine = sinks if kind == 0 else ~sinks
+                rows[kind].append((tokens_in[mine], x[mine], around[mine]))
+        for kind, parts in rows.items():
+            of, x, around = (torch.cat(column) for column in zip(*parts, strict=True))
+            self._solve(kind, features[of], x, around)
+
+    def _solve(self, kind: int, given: Tensor, x: Tensor, around: Tensor) -> None:
+        d = x.shape[1]
+        neighbours = torch.cat([around[:, :d], around[:, 2 * d :]], dim=1)
+        left = torch.cat([given, neighbours], dim=1).double()
+        gram = left.T @ left
+        ridge = _RIDGE[kind] * gram.diagonal().mean().clamp_min(1e-30)
+        solution = torch.linalg.solve(gram + ridge * torch.eye(len(gram)).to(gram), left.T @ x.double())
+        noise = x.double() - left @ solution
+        whiten = _whitening(noise)
+        context = solution[given.shape[1] :]
+        undo = torch.cat([-context[:d], torch.eye(d).to(context), -context[d:]])
+        self.read[kind] = (undo @ whiten.T).float()
+        self.write[kind] = (solution[: given.shape[1]] @ whiten.T).float()
+
+    def keys(self, features: Float[Tensor, "vocabulary d_features"]) -> tuple[Keys, Keys]:
+        """The whitened entries; with the bias, a score is -1/2 of a squared distance, up to a constant."""
+        books = [features @ self.write[kind] for kind in (0, 1)]
+        sinks, others = (Keys(book, -0.5 * book.square().sum(dim=1)) for book in books)
+        return sinks, others
+
+    def part(
+        self, states: Float[Tensor, "prompt position d_model"], valid: Tensor, books: tuple[Keys, Keys]
+    ) -> Part:
+        """Queries of observed states."""
+        seen = window(self.standardise(states) * valid[..., None], 1).flatten(0, 1)
+        kind = (~self.standardise.sinks(states)).long().flatten()
+        queries = seen.new_empty(len(seen), self.read.shape[2])
+        for number in (0, 1):
+            mine = (kind == number).nonzero().flatten()
+            queries[mine] = seen[mine] @ self.read[number]
+        return Part(queries, books, kind)
+
+
+def sample(model: LanguageModel, rows: int, seed: int = 0) -> Int[Tensor, "prompt position"]:
+    """Prompts to fit or calibrate on: text (if there is a tokenizer) in the first half, random tokens."""
+    length = min(_LENGTH, model.max_length or _LENGTH)
+    generator = torch.Generator().manual_seed(seed)
+    windows = torch.randint(model.vocab_size, (rows, length), generator=generator)
+    if model.tokenizer is not None:
+        limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": model.max_length}
+        options = PromptOptions(count=rows // 4, length=length, seed=seed, keep_duplicates=True)
+        for part, source in enumerate(("default:prose:train", "default:code:train")):
+            text = torch.tensor(list(gather(source, model.tokenizer, options, **limits)))
+            windows[part * (rows // 4) :][: len(text)] = text
+    return windows
+
+
+def _states(model: LanguageModel, layer: Layer, ids: Int[Tensor, "prompt position"]) -> Tensor:
+    size = max(1, _BATCH.get(model.device.type, _BATCH["cpu"]) // ids.shape[1])
+    return torch.cat([model.states(part, (layer,))[layer].float() for part in ids.split(size)])
+
+
+def _whitening(noise: Float[Tensor, "row d"]) -> Float[Tensor, "d d"]:
+    """W with W S W^T = I for the (shrunk) covariance S of the noise."""
+    covariance = noise.T @ noise / len(noise)
+    mean = covariance.diagonal().mean().clamp_min(1e-12)
+    shrunk = (1 - _SHRINKAGE) * covariance + _SHRINKAGE * mean * torch.eye(len(covariance)).to(noise)
+    values, vectors = torch.linalg.eigh(shrunk)
+    whitening: Tensor = (vectors * values.clamp_min(1e-9 * float(mean)).rsqrt()).T
+    return whitening

@@ -1,0 +1,170 @@
+"""Lenses on disk: int8 matrices in safetensors, tied to the weights of one model.
+
+Lenses for the default model come with the package; others are in the user's cache or wherever they were put.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from preimage.errors import ModelError, RunFolderError
+from preimage.inversion.proposers.lens import Lens, LensShape
+from preimage.layers import Layer
+from preimage.models import LanguageModel, cache_folder
+from preimage.storage import SCHEMA, require_same, write_tensors
+
+_SHIPPED = resources.files("preimage") / "inversion" / "lenses"
+
+
+@dataclass(frozen=True)
+class LensInfo:
+    """What a lens file says of itself."""
+
+    path: Path
+    layer: Layer
+    model: str
+    weight_hash: str
+    shape: LensShape
+    training: dict[str, Any]
+    ranks: dict[str, Any]
+
+
+def save_lens(
+    lens: Lens,
+    path: Path,
+    *,
+    layer: Layer,
+    model: LanguageModel,
+    training: dict[str, Any],
+    ranks: dict[str, Any],
+) -> Path:
+    """Write a lens: matrices as int8 with one scale a row, everything else as it is."""
+    tensors: dict[str, Tensor] = {}
+    for name, value in lens.state_dict().items():
+        value = value.detach().cpu().float()
+        if value.ndim == 2 and name.endswith("weight"):
+            step = (value.abs().amax(dim=1) / 127).clamp_min(1e-12)
+            tensors[name] = (value / step[:, None]).round().to(torch.int8)
+            tensors[name + ".step"] = step
+        else:
+            tensors[name] = value.half() if name == "bias" else value
+    about = {
+        "schema": SCHEMA,
+        "kind": "lens",
+        "layer": layer,
+        "model": model.name,
+        "weight_hash": model.identity.weight_hash,
+        "shape": lens.shape.to_dict(),
+        "training": training,
+        "ranks": ranks,
+    }
+    return write_tensors(path, tensors, about)
+
+
+def read_info(path: Path) -> LensInfo:
+    """What a lens file says of itself, without reading its tensors."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()["about"])
+        if about["schema"] != SCHEMA or about["kind"] != "lens":
+            raise ValueError(f"its schema is {about['schema']!r}")
+        return LensInfo(
+            path=path,
+            layer=about["layer"],
+            model=about["model"],
+            weight_hash=about["weight_hash"],
+            shape=LensShape(**about["shape"]),
+            training=about["training"],
+            ranks=about["ranks"],
+        )
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{path} is not a lens: {error}.", "Train one with `preimage lens train`."
+        ) from error
+
+
+def read_lens(path: Path, model: LanguageModel) -> Lens:
+    """A lens, ready to use; refused where it was trained for other weights."""
+    info = read_info(path)
+    if info.weight_hash != model.identity.weight_hash:
+        raise ModelError(
+            f"The lens {path} was trained for {info.model} (weights {info.weight_hash[:12]}), not for "
+            f"{model.name} (weights {model.identity.weight_hash[:12]}).",
+            "Train one for this model with `preimage lens train`.",
+        )
+    lens = Lens(info.shape)
+    with safe_open(path, framework="pt") as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+    for name, value in list(stored.items()):
+        if value.dtype == torch.int8:
+            stored[name] = value.float() * stored.pop(name + ".step")[:, None]
+    lens.load_state_dict({name: value.float() for name, value in stored.items()})
+    return lens.to(model.device).eval().requires_grad_(False)
+
+
+def known_lenses() -> list[LensInfo]:
+    """Every lens that comes with the package or lies in the user's cache."""
+    folders = [Path(str(_SHIPPED)), cache_folder() / "lenses"]
+    return [read_info(path) for folder in folders for path in sorted(folder.rglob("*.safetensors"))]
+
+
+def default_path(model: LanguageModel, layer: Layer) -> Path:
+    """Where a lens goes that is given no other place."""
+    return cache_folder() / "lenses" / model.identity.weight_hash[:16] / f"layer-{layer}.safetensors"
+
+
+def find_lens(model: LanguageModel, layer: Layer) -> LensInfo | None:
+    """The lens for these weights and this layer, else for the nearest layer above it, if there is one.
+
+    States can be carried up to another layer exactly, by the model's own blocks; never down.
+    """
+    height = partial(_height, model)
+    mine = [info for info in known_lenses() if info.weight_hash == model.identity.weight_hash]
+    return min(
+        (i for i in mine if height(i.layer) >= height(layer)), key=lambda i: height(i.layer), default=None
+    )
+
+
+def _height(model: LanguageModel, layer: Layer) -> int:
+    return model.n_layers + 1 if layer == "final" else layer
+
+
+def save_checkpoint(
+    path: Path, lens: Lens, optimiser: torch.optim.AdamW, plan: dict[str, Any], step: int
+) -> None:
+    """Everything a training needs to go on: weights, moments, step. Written whole or not at all."""
+    tensors = {f"lens.{name}": value for name, value in lens.state_dict().items()}
+    for name, parameter in lens.named_parameters():
+        for kind in ("exp_avg", "exp_avg_sq"):
+            tensors[f"{kind}.{name}"] = optimiser.state[parameter][kind]
+    write_tensors(path, tensors, {"plan": plan, "step": step})
+
+
+def load_checkpoint(path: Path, lens: Lens, optimiser: torch.optim.AdamW, plan: dict[str, Any]) -> int:
+    """Put a saved training back; the step to go on from, 0 where there is none."""
+    if not path.exists():
+        return 0
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()["about"])
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}.", "Remove it to begin again.") from error
+    require_same(path, about["plan"], plan)
+    lens.load_state_dict({name[5:]: v for name, v in stored.items() if name.startswith("lens.")})
+    for name, parameter in lens.named_parameters():
+        optimiser.state[parameter] = {
+            "step": torch.tensor(float(about["step"])),
+            "exp_avg": stored[f"exp_avg.{name}"].to(parameter.device),
+            "exp_avg_sq": stored[f"exp_avg_sq.{name}"].to(parameter.device),
+        }
+    return int(about["step"])

@@ -1,0 +1,1 @@
+"""Is every block real-analytic in its parameters?"""

@@ -1,0 +1,1 @@
+"""Which prompts do almost all parameters separate, and which none?"""

@@ -1,0 +1,1 @@
+"""How far are the parameters from a collision?"""

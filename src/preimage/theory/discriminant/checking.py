@@ -1,0 +1,320 @@
+"""``distance_to_collision``: how far the parameters are from ones at which two prompts have the same state.
+
+g(theta) = F^l_theta(s) - F^l_theta(s') vanishes on the pair's discriminant, and J = dg/dtheta. To first order
+the nearest zero lies at sqrt(g^T (J J^T)^-1 g); Newton's steps -J^T (J J^T)^-1 g then lead to a true one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from preimage.distances import norms, row_distances
+from preimage.errors import ModelError, OptionError, PromptError
+from preimage.layers import parse_layer
+from preimage.models import LanguageModel
+from preimage.models.float64 import DoubleModel, double_copy
+from preimage.progress import Progress, silent
+from preimage.states import encode_all
+from preimage.theory.discriminant.movement import Movement
+from preimage.theory.result import TheoryReport, Verdict
+
+COLLISION = 1e-12  # relative to the states' norm: rounding of float64 through a whole model
+_ROUNDING = 1e-15  # no step is taken to get below
+_CUT = 1e-12  # eigenvalues of J J^T below this share of the largest are directions in which g cannot move
+_OUTSIDE = 1e-3  # the share of g that may lie outside the range of J
+_JACOBIANS = 20  # at most
+_SERVES = 0.7  # J serves while a step leaves less of g than this share
+_SHORTEST = 1e-3  # fraction of a step that is tried
+Prompt: TypeAlias = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Approach:
+    """Where Newton's steps led: a model of its own, and how they went."""
+
+    model: DoubleModel
+    parameters: int
+    first_order: float  # infinite where no first-order step removes the difference
+    norm: float  # of the parameters that may move
+    distance: float  # from them to those reached
+    before: float  # |g| by the larger state's norm
+    after: float
+    steps: list[dict[str, Any]]
+
+
+def distance_to_collision(
+    model: LanguageModel,
+    first: Prompt,
+    second: Prompt,
+    layer: int | str = "final",
+    *,
+    learning_rate: float = 1e-3,
+    only: str | None = None,
+    bos: bool | None = None,
+    progress: Progress = silent,
+) -> TheoryReport:
+    """How far the model is from one in which two prompts collide at a layer, to first order and truly.
+
+    At "final" two states collide where they do at L. ``learning_rate`` sets the yardstick: the norm
+    eta sqrt(p) of AdamW's first step over p parameters.
+    ``only``: a regular expression for the names of those that may move; all that matter by default. Runs on a
+    float64 copy, float64 throughout; the model is not changed. Memory: the model twice in float64, and J with
+    d_model rows.
+    """
+    ids, wanted = _pair(model, first, second, bos), _block(model, layer)
+    if not learning_rate > 0:
+        raise OptionError(f"learning_rate is {learning_rate}.", "Give a number above 0.")
+    found = _approach(model, ids, wanted, only, progress)
+    layers = _layers_below(model, found.model, ids, wanted)
+    step = learning_rate * math.sqrt(found.parameters)
+    subject = {
+        "model": model.identity.to_dict(),
+        "first": list(ids[0]),
+        "second": list(ids[1]),
+        "layer": wanted,
+        "only": only,
+        "parameters": found.parameters,
+        "learning_rate": learning_rate,
+    }
+    numbers = {
+        "first_order": found.first_order,
+        "distance": found.distance,
+        "relative": found.distance / found.norm,
+        "parameter_norm": found.norm,
+        "optimiser_step": step,
+        "optimiser_steps": found.distance / step,
+        "residual_before": found.before,
+        "residual_after": found.after,
+    }
+    merged = _merged(found.model, ids)
+    tables = {"distance": [numbers], "newton": found.steps, "layers": layers, "merged": merged}
+    verdicts = (_apart(found), _reached(found), _below(layers, merged), _beyond_a_step(found, step))
+    return TheoryReport("discriminant", subject, verdicts, tables)
+
+
+def build_collision(
+    model: LanguageModel,
+    first: Prompt,
+    second: Prompt,
+    layer: int | str = "final",
+    *,
+    only: str | None = None,
+    bos: bool | None = None,
+    progress: Progress = silent,
+) -> DoubleModel:
+    """A float64 copy of a model, its parameters moved so that two prompts collide at a layer.
+
+    The collision is one of the map in float64 throughout, which the copy runs; its module by itself, where
+    the class computes norms in float32, shows it to the rounding of float32.
+    """
+    ids, wanted = _pair(model, first, second, bos), _block(model, layer)
+    found = _approach(model, ids, wanted, only, progress)
+    if found.after > COLLISION:
+        raise ModelError(
+            f"No collision at layer {wanted} was reached: {found.after:.1e} of the norm is left.",
+            "Give other prompts, another layer, or let more parameters move.",
+        )
+    return found.model
+
+
+def _block(model: LanguageModel, layer: int | str) -> int:
+    """The layer in question; "final" is L, because the last norm sends equal states to equal states.
+
+    The other way round its eps keeps states apart that differ in length alone, so little that no float64 step
+    would find the way.
+    """
+    found = parse_layer(layer, model.n_layers)
+    return model.n_layers if found == "final" else found
+
+
+def _pair(
+    model: LanguageModel, first: Prompt, second: Prompt, bos: bool | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    one, other = encode_all(model, [first, second], bos)
+    if one == other:
+        raise PromptError("The two prompts are the same.", "Give two that differ.")
+    return one, other
+
+
+def _approach(
+    model: LanguageModel,
+    ids: tuple[tuple[int, ...], tuple[int, ...]],
+    layer: int,
+    only: str | None,
+    progress: Progress,
+) -> _Approach:
+    """Newton's steps on a copy, with one J for as many of them as it serves."""
+    moved = double_copy(model, head=True)
+    rows: list[dict[str, Any]] = []
+    first_order = before = after = 0.0
+    names: tuple[str, ...] = ()
+    for attempt in range(_JACOBIANS + 1):
+        movement = Movement(moved, *ids, layer, only)
+        try:
+            with torch.no_grad():
+                value = movement.difference()
+            previous, after = after, float(norms(value)) / movement.state_norm
+            if attempt == 0:
+                before, names = after, movement.names
+            if attempt == _JACOBIANS or after <= COLLISION / 10 or (attempt and after > 0.99 * previous):
+                break
+            shortest = _Shortest(movement.jacobian())
+            if attempt == 0:
+                first_order = shortest.distance(value)
+            move = _steps(movement, shortest, value, rows, progress)
+        finally:
+            movement.close()
+        movement.apply(move)
+    reached = DoubleModel(moved.module, moved.tokenizer, name=moved.name, revision=moved.revision)
+    one, other = (dict(each.anatomy.backbone.named_parameters()) for each in (model, reached))
+    gaps = [float(row_distances(one[name].detach().flatten(), other[name].flatten())) for name in names]
+    return _Approach(
+        model=reached,
+        parameters=sum(one[name].numel() for name in names),
+        first_order=first_order,
+        norm=math.hypot(*(float(norms(one[name].detach().flatten())) for name in names)),
+        distance=math.hypot(*gaps),
+        before=before,
+        after=after,
+        steps=rows,
+    )
+
+
+class _Shortest:
+    """The shortest move that removes a difference to first order, by the eigenvectors of J J^T."""
+
+    def __init__(self, jacobian: Float[Tensor, "d m"]) -> None:
+        self._jacobian = jacobian
+        squares, vectors = torch.linalg.eigh(jacobian @ jacobian.mT)
+        kept = squares > _CUT * squares[-1].clamp_min(torch.finfo(squares.dtype).tiny)
+        self._squares, self._vectors = squares[kept], vectors[:, kept]
+        self.rank = int(kept.sum())
+
+    def step(self, value: Float[Tensor, " d"]) -> Float[Tensor, " m"]:
+        """-J^T (J J^T)^-1 g."""
+        weights: Tensor = self._vectors @ (self._vectors.mT @ value / self._squares)
+        return -(self._jacobian.mT @ weights)
+
+    def distance(self, value: Float[Tensor, " d"]) -> float:
+        """sqrt(g^T (J J^T)^-1 g), infinite where part of g lies outside the range of J."""
+        inside = self._vectors.mT @ value
+        if float(norms(value - self._vectors @ inside)) > _OUTSIDE * float(norms(value)):
+            return math.inf
+        return float(norms(inside / self._squares.sqrt()))
+
+
+def _steps(
+    movement: Movement,
+    shortest: _Shortest,
+    value: Float[Tensor, " d"],
+    rows: list[dict[str, Any]],
+    progress: Progress,
+) -> Float[Tensor, " m"]:
+    """Steps with one J until g is at rounding level or J serves no longer; the move they add up to."""
+    move = torch.zeros(movement.size, dtype=value.dtype, device=value.device)
+    size, shrunk = float(norms(value)), 0.0
+    while shrunk < _SERVES and size > _ROUNDING * movement.state_norm:
+        step, fraction = shortest.step(value), 1.0
+        while True:
+            with torch.no_grad():
+                tried = movement.difference(move + fraction * step)
+            left = float(norms(tried))
+            if left < (1 - 0.3 * fraction) * size or shrunk or fraction < _SHORTEST:
+                break  # with a new J a step that does not help enough is too long
+            fraction /= 2
+        if left >= size:
+            break
+        move, value, shrunk, size = move + fraction * step, tried, left / size, left
+        length, left = fraction * float(norms(step)), size / movement.state_norm
+        rows.append({"step": len(rows) + 1, "rank": shortest.rank, "residual": left, "length": length})
+        progress(len(rows), 0, f"Newton steps, {left:.1e} of the norm left")
+    return move
+
+
+def _layers_below(
+    model: LanguageModel, moved: DoubleModel, ids: Sequence[Sequence[int]], layer: int
+) -> list[dict[str, Any]]:
+    """The pair's distance at the layer and at every one below, by the norm, before and after."""
+    layers = tuple(range(layer + 1))
+    found: list[dict[int, float]] = []
+    for each in (double_copy(model), moved):
+        first, second = (each.states(torch.tensor([prompt]), layers) for prompt in ids)
+        last = {k: torch.stack([first[k][0, -1], second[k][0, -1]]) for k in layers}
+        found.append({k: float(row_distances(*pair) / norms(pair).max()) for k, pair in last.items()})
+    return [{"layer": k, "before": found[0][k], "after": found[1][k]} for k in layers]
+
+
+def _apart(found: _Approach) -> Verdict:
+    return Verdict(
+        id="discriminant.apart",
+        statement="The two prompts are apart at this layer.",
+        holds=found.before > COLLISION,
+        value=found.before,
+        tolerance=COLLISION,
+        not_shown="Other pairs of prompts.",
+    )
+
+
+def _reached(found: _Approach) -> Verdict:
+    return Verdict(
+        id="discriminant.reached",
+        statement="Newton's steps reach parameters at which the two prompts collide at this layer.",
+        holds=found.after <= COLLISION,
+        value=found.after,
+        tolerance=COLLISION,
+        not_shown="That no collision is nearer: the distance reached is an upper bound. Not reached is not"
+        " that there is none.",
+    )
+
+
+def _merged(model: LanguageModel, ids: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """Tokens of the two prompts whose embeddings are the same at the parameters reached."""
+    tokens = sorted({token for prompt in ids for token in prompt})
+    rows = model.embedding_table[tokens].double()
+    lengths = norms(rows).clamp_min(torch.finfo(rows.dtype).tiny)
+    found = []
+    for first, second in combinations(range(len(tokens)), 2):
+        away = float(
+            row_distances(rows[first], rows[second]) / torch.maximum(lengths[first], lengths[second])
+        )
+        if away <= COLLISION:
+            found.append({"first": tokens[first], "second": tokens[second], "distance": away})
+    return found
+
+
+def _below(layers: Sequence[dict[str, Any]], merged: Sequence[dict[str, Any]]) -> Verdict:
+    """The theory allows either: parameters with two equal embeddings are a collision like any other."""
+    pairs = " and ".join(f"{row['first']} = {row['second']}" for row in merged)
+    equal = f" This collision makes embeddings equal, of tokens {pairs}: a legitimate one." if merged else ""
+    told = [row["after"] for row in layers[:-1] if row["before"] > COLLISION]
+    return Verdict(
+        id="discriminant.earlier_layers_apart",
+        statement="Every earlier layer that told the two prompts apart still does there.",
+        holds=min(told) > COLLISION if told else None,
+        value=min(told, default=None),
+        tolerance=COLLISION,
+        not_shown="Layers above this one, which a collision may reach." + equal,
+        descriptive=True,
+    )
+
+
+def _beyond_a_step(found: _Approach, step: float) -> Verdict:
+    reached = found.after <= COLLISION
+    return Verdict(
+        id="discriminant.beyond_a_step",
+        statement="The collision reached is farther away than one AdamW step moves the parameters.",
+        holds=found.distance > step if reached else None,
+        value=found.distance if reached else None,
+        tolerance=step,
+        not_shown="That training would go there: a step's direction is the loss's, and the collisions of one"
+        " pair have as many codimensions as the state has numbers.",
+        descriptive=True,
+    )

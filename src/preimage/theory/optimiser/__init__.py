@@ -1,0 +1,1 @@
+"""Is any training step singular?"""

@@ -1,0 +1,298 @@
+"""``check_optimiser``: do training steps keep the parameters' distribution absolutely continuous?
+
+Injectivity survives training where every update is a map with a non-singular Jacobian. On small models that
+Jacobian is computed whole, by autograd through the update itself; its determinant is compared with the
+formula, and the map from the first parameters to the last, which is what persistence is about, is followed
+beside it: moments start at zero, so a non-singular step on the joint state does not settle it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from preimage.distances import norms, row_distances
+from preimage.errors import OptionError
+from preimage.models import LanguageModel
+from preimage.models.float64 import double_copy
+from preimage.progress import Progress, silent
+from preimage.states import encode_all
+from preimage.theory.optimiser.lanczos import top_of_spectrum
+from preimage.theory.optimiser.training_loss import TrainingLoss, jacobian
+from preimage.theory.optimiser.updates import (
+    OptimiserOptions,
+    moments,
+    predicted_factors,
+    torch_optimiser,
+    update,
+)
+from preimage.theory.result import TheoryReport, Verdict
+
+EVERY_STEP, WHOLE_MAP = "optimiser.every_step", "optimiser.whole_map"  # ids of verdicts
+_EVERY_STEP = "Every step's Jacobian on the joint state is non-singular."
+_WHOLE_MAP = "The map from the first parameters to the last has a non-singular Jacobian."
+IDENTITY = 1e-9  # relative, of log|det|
+SAME_STEP = 1e-12  # relative, ours against torch.optim's
+LARGEST_EXACT = 2000  # parameters; the dense Jacobian of AdamW has nine times their square
+_EPS = torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One row of the table ``steps``.
+
+    ``smallest`` is the least singular value of the balanced Jacobian relative to its largest, and
+    ``smallest_factor`` the least absolute value of the factors that the formula multiplies.
+    """
+
+    step: int
+    loss: float
+    sign: float
+    log_det: float
+    predicted_sign: float
+    predicted_log_det: float
+    smallest: float
+    smallest_factor: float  # of gradient descent the least |1 - eta lambda|
+    singular: bool
+    predicted_singular: bool
+    largest_eigenvalue: float | None  # of H, where the formula needs it
+    from_torch: float  # relative distance of our step from torch.optim's
+    kinks: int  # parameters at which the update has no derivative
+
+
+def check_optimiser(
+    model: LanguageModel,
+    prompts: Sequence[str | Sequence[int]],
+    *,
+    options: OptimiserOptions | None = None,
+    bos: bool | None = None,
+    progress: Progress = silent,
+    **changes: Any,
+) -> TheoryReport:
+    """Follow an optimiser on the loss of some prompts and decide whether its steps are singular.
+
+    Runs on a float64 copy; the model is not changed. ``options`` or single fields of it: see
+    :class:`OptimiserOptions`. Cost of "exact": for each step some thousand backward passes, and matrices of
+    up to (3p)^2 numbers.
+    """
+    chosen = replace(options or OptimiserOptions(), **changes)
+    loss = TrainingLoss(double_copy(model, head=True), encode_all(model, prompts, bos))
+    subject = {
+        "model": model.identity.to_dict(),
+        "parameters": len(loss.start),
+        "prompts": len(prompts),
+        "options": chosen.to_dict(),
+    }
+    if chosen.method == "lanczos":
+        verdicts, tables = _by_lanczos(loss, chosen)
+        return TheoryReport("optimiser", subject, verdicts, tables)
+    if len(loss.start) > LARGEST_EXACT:
+        raise OptionError(
+            f"{len(loss.start)} parameters are too many for a dense Jacobian, {LARGEST_EXACT} at most.",
+            "Use method='lanczos', or a smaller model.",
+        )
+    steps, whole = _follow(loss, chosen, progress)
+    tables = {"steps": [asdict(step) for step in steps], "map": [_summary(steps, whole)]}
+    verdicts = (
+        _identity(steps),
+        _every_step(steps, len(loss.start) * (1 + moments(chosen))),
+        _whole_map(steps, whole),
+        _same_as_torch(steps),
+    )
+    return TheoryReport("optimiser", subject, verdicts, tables)
+
+
+def _follow(
+    loss: TrainingLoss, options: OptimiserOptions, progress: Progress
+) -> tuple[list[_Step], Float[Tensor, "p p"]]:
+    """Every step's row, and d theta_t / d theta_0 with moments that start at zero and do not vary."""
+    count = len(loss.start)
+    state = torch.nn.functional.pad(loss.start, (0, count * moments(options)))
+    tangent = torch.eye(len(state), count, dtype=state.dtype, device=state.device)
+    parameter = torch.nn.Parameter(loss.start.clone())
+    reference = torch_optimiser(parameter, options)
+    steps: list[_Step] = []
+    for step in range(1, options.steps + 1):
+        progress(step - 1, options.steps, "steps")
+
+        def after(at: Tensor, number: int = step) -> Tensor:
+            return update(at, loss.gradient, number, options)
+
+        theta = state[:count]
+        matrix = jacobian(after, state)
+        following = after(state).detach()
+        if not bool(torch.isfinite(matrix).all() and torch.isfinite(following).all()):
+            raise OptionError(
+                f"Step {step} is not finite with learning_rate {options.learning_rate}.",
+                "Give a smaller one.",
+            )
+        parameter.grad = loss.gradient(theta)
+        reference.step()
+        steps.append(_measure(step, loss, options, theta, matrix, following, parameter))
+        tangent = matrix @ tangent
+        state = following
+    progress(options.steps, options.steps, "steps")
+    return steps, tangent[:count]
+
+
+def _measure(
+    step: int,
+    loss: TrainingLoss,
+    options: OptimiserOptions,
+    theta: Float[Tensor, " p"],
+    matrix: Float[Tensor, "n n"],
+    following: Float[Tensor, " n"],
+    reference: Float[Tensor, " p"],
+) -> _Step:
+    count = len(theta)
+    descent = options.optimiser == "gradient-descent"
+    eigenvalues = torch.linalg.eigvalsh(loss.hessian(theta)) if descent else theta.new_empty(0)
+    factors = predicted_factors(options, count, eigenvalues)
+    sign, log_det = torch.linalg.slogdet(matrix)
+    smallest, tolerance = _smallest(_balanced(matrix)), len(matrix) * _EPS
+    gap = row_distances(following[:count], reference.detach()) / norms(reference.detach())
+    return _Step(
+        step=step,
+        loss=float(loss(theta)),
+        sign=float(sign),
+        log_det=float(log_det),
+        predicted_sign=float(factors.sign().prod()),
+        predicted_log_det=float(factors.abs().log().sum()),
+        smallest=smallest,
+        smallest_factor=float(factors.abs().min()),
+        singular=smallest <= tolerance,
+        predicted_singular=bool(factors.abs().min() <= tolerance * factors.abs().max().clamp_min(1.0)),
+        largest_eigenvalue=float(eigenvalues.max()) if descent else None,
+        from_torch=float(gap),
+        kinks=_kinks(matrix, following, count) if options.optimiser == "adamw" else 0,
+    )
+
+
+def _balanced(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    """The same map in other units for each coordinate, by powers of two: v is 1e-16 where theta is 1."""
+    from scipy.linalg import matrix_balance  # type: ignore[import-untyped]  # scipy carries no types
+
+    with np.errstate(invalid="ignore"):  # scales beyond the integers, in a part of its answer we do not use
+        balanced, _ = matrix_balance(matrix.cpu().numpy(), permute=False)
+    return torch.from_numpy(np.ascontiguousarray(balanced))
+
+
+def _smallest(matrix: Float[Tensor, "n n"]) -> float:
+    """The least singular value, relative to the largest."""
+    values = torch.linalg.svdvals(matrix)
+    return float(values[-1] / values[0])
+
+
+def _kinks(matrix: Float[Tensor, "n n"], following: Float[Tensor, " n"], count: int) -> int:
+    """Parameters whose v is 0 though their gradient varies: sqrt(v) has no derivative there."""
+    slopes = matrix[count : 2 * count, :count].abs().amax(dim=1)  # of m', in proportion to H
+    return int(((following[2 * count :] == 0) & (slopes > 1e-12 * slopes.max())).sum())
+
+
+def _identity(steps: Sequence[_Step]) -> Verdict:
+    error = max(map(_disagreement, steps))
+    return Verdict(
+        id="optimiser.determinant",
+        statement="Every step's Jacobian has the determinant that the formula of this optimiser gives.",
+        holds=None if any(step.kinks for step in steps) else error <= IDENTITY,
+        value=error,
+        tolerance=IDENTITY,
+        not_shown="Other parameters, prompts and steps than those followed; the formula is proved apart.",
+    )
+
+
+def _disagreement(step: _Step) -> float:
+    """Relative error of log|det|; of a singular step, whether both say so."""
+    if step.singular or step.predicted_singular:
+        return 0.0 if step.singular and step.predicted_singular else math.inf
+    if step.sign != step.predicted_sign:
+        return math.inf
+    return abs(step.log_det - step.predicted_log_det) / max(1.0, abs(step.predicted_log_det))
+
+
+def _every_step(steps: Sequence[_Step], size: int) -> Verdict:
+    smallest = min(step.smallest for step in steps)
+    return Verdict(
+        id=EVERY_STEP,
+        statement=_EVERY_STEP,
+        holds=None if any(step.kinks for step in steps) else not any(step.singular for step in steps),
+        value=smallest,
+        tolerance=size * _EPS,
+        not_shown="A value below the tolerance cannot be told from 0 in float64. Non-singular at these points"
+        " is not non-singular almost everywhere, though for analytic maps one point is enough.",
+    )
+
+
+def _whole_map(steps: Sequence[_Step], whole: Float[Tensor, "p p"]) -> Verdict:
+    smallest, tolerance = _smallest(whole), len(whole) * _EPS
+    return Verdict(
+        id=WHOLE_MAP,
+        statement=_WHOLE_MAP,
+        holds=None if any(step.kinks for step in steps) else smallest > tolerance,
+        value=smallest,
+        tolerance=tolerance,
+        not_shown="A value below the tolerance cannot be told from 0 in float64, which long runs reach.",
+    )
+
+
+def _same_as_torch(steps: Sequence[_Step]) -> Verdict:
+    gap = max(step.from_torch for step in steps)
+    return Verdict(
+        id="optimiser.torch_steps",
+        statement="The steps followed are those of torch.optim.",
+        holds=gap <= SAME_STEP,
+        value=gap,
+        tolerance=SAME_STEP,
+        not_shown="Fused and foreach variants, and other precisions than float64.",
+    )
+
+
+def _summary(steps: Sequence[_Step], whole: Float[Tensor, "p p"]) -> dict[str, Any]:
+    sign, log_det = torch.linalg.slogdet(whole)
+    return {
+        "steps": len(steps),
+        "log_det_of_all_steps": sum(step.log_det for step in steps),
+        "theta_sign": float(sign),
+        "theta_log_det": float(log_det),
+        "theta_smallest": _smallest(whole),
+    }
+
+
+def _by_lanczos(
+    loss: TrainingLoss, options: OptimiserOptions
+) -> tuple[tuple[Verdict, ...], dict[str, list[dict[str, Any]]]]:
+    """The first step of gradient descent, from the Hessian's eigenvalues down to 1/eta."""
+    if options.optimiser != "gradient-descent":
+        raise OptionError(
+            f"method='lanczos' looks at gradient descent only, not at {options.optimiser}.",
+            "That one's determinant on the joint state does not depend on the Hessian; use method='exact'.",
+        )
+    pole = 1 / options.learning_rate - options.weight_decay  # the eigenvalue that makes a step singular
+    top = top_of_spectrum(loss, pole)
+    rows = [
+        {"eigenvalue": value, "error": error}
+        for value, error in zip(top.eigenvalues, top.errors, strict=True)
+    ]
+    nearest, error = top.nearest(pole) if rows else (math.nan, math.inf)
+    factor = options.learning_rate * abs(pole - nearest)
+    scale = max((abs(value) for value in top.eigenvalues), default=0.0)
+    tolerance = options.learning_rate * (error + len(loss.start) * _EPS * (scale + abs(pole)))
+    statement = "The first step's Jacobian, I - eta H, is non-singular: no eigenvalue of H is 1/eta."
+    not_shown = (
+        "Lanczos shows eigenvalues that are there, not that there are no others: one whose eigenvector is"
+        " orthogonal to the random start would be missed. Later steps."
+    )
+    if factor <= tolerance:
+        holds: bool | None = False
+    else:
+        holds = True if top.covers else None
+    value = factor if rows else None
+    verdict = Verdict("optimiser.first_step", statement, holds, value, tolerance, not_shown)
+    return (verdict,), {"eigenvalues": rows}

@@ -1,0 +1,1 @@
+"""Do states stay where the weights move along the symmetry group?"""

@@ -1,0 +1,126 @@
+"""Which transforms the symmetry group of an architecture offers, and which it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Generator, Tensor
+
+from preimage.theory.symmetry.transforms import (
+    fold_norms,
+    mix_queries_keys,
+    mix_values,
+    permute_heads,
+    permute_stream,
+    permute_units,
+    rescale_normed_queries_keys,
+    rotate_stream,
+    turn_planes,
+)
+from preimage.theory.symmetry.weights import Weights
+
+# Changes the weights in place; gives back the matrix that turns the states, None where they stay.
+Act: TypeAlias = Callable[[Weights, Generator], Tensor | None]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A transform of the weights and what is said of it.
+
+    ``symmetry``: whether the theory says the states stay, or turn by the matrix ``act`` gives back.
+    ``final``: whether that is said of the layer after the last norm as well.
+    """
+
+    name: str
+    statement: str
+    act: Act
+    symmetry: bool = True
+    final: bool = True
+
+
+def group_of(weights: Weights) -> tuple[tuple[Transform, ...], tuple[str, ...]]:
+    """The transforms to draw for a model, and a line on each that is not, and why."""
+    blocks, missing = weights.blocks, []
+    grouped = len(blocks[0].key.weight) < len(blocks[0].query.weight)
+    normed = any(block.query_norm is not None for block in blocks)
+    heads = "key/value heads with their query heads" if grouped else "attention heads"
+    found = [
+        _keeps("heads", f"Reordering {heads}", permute_heads),
+        _keeps(
+            "values and outputs",
+            "Mapping a head's values by any invertible matrix, undone in its output,",
+            mix_values,
+        ),
+    ]
+    if normed and weights.planes is not None:
+        says = "Trading factors and signs of rotary planes between normed queries and keys"
+        found.append(_keeps("queries and keys", says, rescale_normed_queries_keys))
+        missing.append("rotations within rotary planes: queries and keys are normed, with gains in between")
+    elif normed:
+        missing.append("transforms of queries and keys: they are normed")
+    elif weights.planes is not None:
+        says = "Scaling and rotating the rotary planes of a head's keys, undone in its queries,"
+        found.append(_keeps("queries and keys", says, turn_planes))
+    else:
+        says = "Mapping a head's keys by any invertible matrix, undone in its queries,"
+        found.append(_keeps("queries and keys", says, mix_queries_keys))
+    gated = any(units.gate is not None for block in blocks for units in block.units)
+    units = "Reordering MLP units" + (" and scaling what is gated" if gated else "")
+    found.append(_keeps("units", units, permute_units))
+    if any(block.router is not None for block in blocks):
+        missing.append("reordering of experts: allowed, and not drawn")
+    foldable = _foldable(weights)
+    if foldable:
+        found.append(_keeps("norm gains", "Folding the norms that linear maps read into them", fold_norms))
+    else:
+        missing.append("folding of norms: no linear map reads a norm, or one has no bias to take a norm's")
+    found.append(_turns("coordinates", "Reordering the residual stream's coordinates", permute_stream))
+    if any(block.post_norms for block in blocks):
+        missing.append("folding of the norms after attention and MLP: their output is added to the stream")
+        missing.append(
+            "rotations of the residual stream: gains that cannot be folded do not commute with them"
+        )
+    elif foldable:
+        found.append(_turns("rotation", "Rotating the residual stream", rotate_stream, final=False))
+        missing.append('layer "final" under rotations: the last norm\'s gain does not commute with them')
+    else:
+        missing.append("rotations of the residual stream: its norms cannot be folded")
+    found.append(_together(tuple(found)))
+    if normed or weights.planes is not None:
+        between = ["rotary positions"] if weights.planes is not None else []
+        between += ["normed queries and keys"] if normed else []
+        says = "Mapping a head's keys by any invertible matrix, undone in its queries, is no symmetry with "
+        says += " and ".join(between)
+        found.append(Transform("generic queries and keys", says, mix_queries_keys, symmetry=False))
+    return tuple(found), tuple(missing)
+
+
+def _foldable(weights: Weights) -> bool:
+    """Whether norms are read by linear maps alone, and by such as can take their bias."""
+    pairs = [pair for block in weights.blocks for pair in block.read_norms]
+    biased = [norm.bias is None or all(reader.bias is not None for reader in maps) for norm, maps in pairs]
+    return bool(pairs) and all(biased)
+
+
+def _keeps(name: str, what: str, act: Act) -> Transform:
+    return Transform(name, f"{what} leaves every F^l unchanged", act)
+
+
+def _turns(name: str, what: str, act: Act, *, final: bool = True) -> Transform:
+    which = "every F^l" if final else "every F^l, l = 0..L,"
+    return Transform(name, f"{what} turns {which} by one orthogonal matrix", act, final=final)
+
+
+def _together(transforms: tuple[Transform, ...]) -> Transform:
+    """All that leave the states alone and the last that turns them, one after another."""
+    last = transforms[-1]
+
+    def act(weights: Weights, random: Generator) -> Tensor | None:
+        for transform in transforms[:-1]:
+            if transform.act is not permute_stream:
+                transform.act(weights, random)
+        return last.act(weights, random)
+
+    return _turns("all together", "Doing all of these, one after another,", act, final=last.final)

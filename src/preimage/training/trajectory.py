@@ -1,0 +1,133 @@
+"""``preimage.train_trajectory``: how the geometry of a model's states moves while it is trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from preimage.errors import RunFolderError
+from preimage.geometry.measuring import measure_geometry
+from preimage.geometry.options import GeometryOptions
+from preimage.models import LanguageModel, new_model, parse_size, save_model
+from preimage.models.float64 import double_copy
+from preimage.models.loading import parse_device
+from preimage.progress import Progress, silent
+from preimage.states import capture
+from preimage.storage import Run, write_text
+from preimage.training.text import TrainingText, prepare_text
+from preimage.training.trainer import Training
+from preimage.training.trajectory_options import TrajectoryOptions, checkpoint_steps
+from preimage.training.trajectory_result import Checkpoint, Trajectory
+
+_STATE, _MODEL = "training.safetensors", "model"
+_BATCH_TOKENS = 4096  # of a capture; in float64 the shape of a batch matters to no margin
+
+
+def train_trajectory(
+    options: TrajectoryOptions | None = None,
+    *,
+    texts: Sequence[str] | None = None,
+    out: str | Path | None = None,
+    device: str | torch.device = "auto",
+    progress: Progress = silent,
+    **changes: Any,
+) -> Trajectory:
+    """Train a small model from scratch and measure its geometry at log-spaced steps.
+
+    Trains on the default corpus, or on ``texts``, one a document, whose last quarter is held out. At every
+    checkpoint the weights as they are go over the same probes in float64 from end to end
+    (``models/doubling.py``), so that no margin is rounding.
+    With ``out`` every checkpoint is kept in that run folder, calling again continues, and the trained model
+    is written to ``out``/model, from where ``preimage.load`` opens it.
+    """
+    chosen = replace(options or TrajectoryOptions(), **changes)
+    geometry, target = GeometryOptions(bits=chosen.bits, subsets=0), parse_device(device)
+    text = prepare_text(texts, chosen)
+    run = Run(_plan(chosen, text), out)
+    model = new_model(
+        chosen.family,
+        chosen.size,
+        tokenizer=text.tokenizer,
+        max_length=max(chosen.window, chosen.length),
+        seed=chosen.seed,
+        device=target,
+    )
+    steps = checkpoint_steps(chosen.steps, chosen.checkpoints)
+    checkpoints = [Checkpoint.from_dict(run.items[str(step)]) for step in run.done(steps)]
+    left, kept = run.left(steps), run.place(_MODEL)
+    if left or (kept is not None and not kept.exists()):
+        state = run.place(_STATE)
+        training = Training(model, text.train, chosen, state)
+        if checkpoints and training.step < checkpoints[-1].step:
+            raise RunFolderError(f"{state} is missing or too old.", "Give another folder.")
+        for step in left:
+            training.advance(step, progress)
+            before = checkpoints[-1].step if checkpoints else 0
+            checkpoints.append(_checkpoint(training, text, geometry, before, target))
+            run.keep(step, checkpoints[-1])
+    found = Trajectory(
+        options=chosen.to_dict(),
+        model=_about(model, chosen),
+        probes=text.probes.fingerprint,
+        text=text.fingerprint,
+        checkpoints=tuple(checkpoints),
+    )
+    if run.path is not None:
+        _finish(run.path, model, text)
+    run.finish(found.to_dict, {"checkpoints": found.rows}, remove=[_STATE])
+    return found
+
+
+def _checkpoint(
+    training: Training,
+    text: TrainingText,
+    geometry: GeometryOptions,
+    before: int,
+    device: torch.device,
+) -> Checkpoint:
+    """What the model is at this step."""
+    recent = training.losses[before : training.step]
+    model = double_copy(training.model)
+    states = capture(model, text.probes, positions="last", batch_tokens=_BATCH_TOKENS)
+    assert states.model is not None
+    assert states.noise_floor is not None
+    return Checkpoint(
+        step=training.step,
+        training_loss=sum(recent) / len(recent) if recent else None,
+        held_out_loss=training.loss(text.held_out),
+        weight_hash=states.model["weight_hash"],
+        noise_floor=max(states.noise_floor.values()),
+        geometry=measure_geometry(states, options=geometry, model=model, device=device),
+    )
+
+
+def _finish(folder: Path, model: LanguageModel, text: TrainingText) -> None:
+    """The model and its probes; the training state goes last: at no moment is there neither."""
+    if not (folder / _MODEL).exists():
+        save_model(model, folder / _MODEL)
+    lines = [json.dumps({"token_ids": ids}) for ids in text.probes]
+    write_text(folder / "probes.jsonl", "\n".join(lines) + "\n")
+
+
+def _plan(options: TrajectoryOptions, text: TrainingText) -> dict[str, Any]:
+    return {
+        "command": "trajectory",
+        "options": options.to_dict(),
+        "text": text.fingerprint,
+        "probes": text.probes.fingerprint,
+    }
+
+
+def _about(model: LanguageModel, options: TrajectoryOptions) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "architecture": type(model.module).__name__,
+        "parameters": sum(parameter.numel() for parameter in model.module.parameters()),
+        **parse_size(options.size)._asdict(),
+        "vocab_size": model.vocab_size,
+    }

@@ -1,0 +1,155 @@
+"""The result of watching geometry while a model is trained."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from preimage.geometry.result import Geometry, LayerGeometry
+from preimage.layers import Layer
+from preimage.storage import SCHEMA, write_json
+
+QUANTITIES = ("margin", "normalised_margin_quantile", "normalised_colipschitz_quantile")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One moment of a training, measured on the same probes as every other.
+
+    ``training_loss`` is the mean over the steps since the checkpoint before, None at step 0; losses are in
+    nats a token. States are computed in float64: ``weight_hash`` is that of the weights so, ``noise_floor``
+    the largest relative difference over layers of the same state computed in another shape.
+    """
+
+    step: int
+    training_loss: float | None
+    held_out_loss: float
+    weight_hash: str
+    noise_floor: float
+    geometry: Geometry
+
+    @property
+    def blocks(self) -> dict[Layer, LayerGeometry]:
+        """Every layer above 0, at which equally long prompts that end alike collide whatever the weights."""
+        return {layer: found for layer, found in self.geometry.layers.items() if layer != 0}
+
+    @property
+    def last(self) -> LayerGeometry:
+        """The last layer, after the last norm."""
+        return self.geometry.layers["final"]
+
+    def smallest(self, quantity: str) -> tuple[Layer, float]:
+        """The layer above 0 at which a quantity is smallest, and its value there."""
+        layer, found = min(self.blocks.items(), key=lambda item: float(getattr(item[1], quantity)))
+        return layer, float(getattr(found, quantity))
+
+    @property
+    def collisions(self) -> int:
+        """Pairs of equal states above layer 0, over all layers, in full precision."""
+        return sum(found.collisions for found in self.blocks.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain json types, the smallest values over layers included."""
+        return {**asdict(self), "geometry": self.geometry.to_dict(), "smallest": self._smallest()}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Checkpoint:
+        """The inverse of ``to_dict``."""
+        given = {name: value for name, value in data.items() if name != "smallest"}
+        return cls(**given | {"geometry": Geometry.from_dict(data["geometry"])})
+
+    def _smallest(self) -> dict[str, dict[str, Any]]:
+        found = {quantity: self.smallest(quantity) for quantity in QUANTITIES}
+        return {name: {"layer": layer, "value": value} for name, (layer, value) in found.items()}
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How a quantity, smallest over layers, changed: from initialisation, and over the second half.
+
+    Changes are relative, -0.2 a fall by a fifth, and None where the earlier value was 0. ``half_step`` is
+    the checkpoint nearest to half of the training.
+    """
+
+    first: float
+    half: float
+    half_step: int
+    last: float
+    from_start: float | None
+    second_half: float | None
+
+
+@dataclass(frozen=True)
+class SmallestMargin:
+    """The smallest margin of all checkpoints and layers above 0, and where it occurred."""
+
+    step: int
+    layer: Layer
+    margin: float
+    normalised_margin: float
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Geometry along a training; ``options``, ``model`` and the fingerprints say of what."""
+
+    options: dict[str, Any]
+    model: dict[str, Any]
+    probes: str  # fingerprint of the probes' token ids
+    text: str  # fingerprint of the tokens trained on
+    checkpoints: tuple[Checkpoint, ...]
+
+    @property
+    def smallest(self) -> SmallestMargin:
+        """The smallest margin over all time."""
+        at = min(self.checkpoints, key=lambda checkpoint: checkpoint.smallest("margin")[1])
+        layer, margin = at.smallest("margin")
+        return SmallestMargin(at.step, layer, margin, at.geometry.layers[layer].normalised_margin)
+
+    def drift(self, quantity: str) -> Drift:
+        """How a quantity of the layers, the smallest over them, changed in training."""
+        *before, end = self.checkpoints
+        half = min(before, key=lambda at: abs(at.step - end.step / 2))
+        moments = (before[0], half, end)
+        first, middle, last = (at.smallest(quantity)[1] for at in moments)
+        return Drift(first, middle, half.step, last, _change(first, last), _change(middle, last))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain json types, the derived values included."""
+        return {
+            "options": self.options,
+            "model": self.model,
+            "probes": self.probes,
+            "text": self.text,
+            "smallest": asdict(self.smallest),
+            "drift": {quantity: asdict(self.drift(quantity)) for quantity in QUANTITIES},
+            "checkpoints": [checkpoint.to_dict() for checkpoint in self.checkpoints],
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Trajectory:
+        """The inverse of ``to_dict``."""
+        fields = {name: data[name] for name in ("options", "model", "probes", "text")}
+        return cls(**fields, checkpoints=tuple(map(Checkpoint.from_dict, data["checkpoints"])))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat row a checkpoint, layer and precision, for tables."""
+        return [
+            {
+                "training_step": checkpoint.step,  # a quantiser has a step too
+                "training_loss": checkpoint.training_loss,
+                "held_out_loss": checkpoint.held_out_loss,
+                **row,
+            }
+            for checkpoint in self.checkpoints
+            for row in checkpoint.geometry.rows()
+        ]
+
+    def save(self, path: str | Path) -> Path:
+        """Write one json document."""
+        return write_json(Path(path), {"schema": SCHEMA, "kind": "trajectory", **self.to_dict()})
+
+
+def _change(before: float, after: float) -> float | None:
+    return after / before - 1 if before else None
