@@ -4,21 +4,20 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from jaxtyping import install_import_hook
 
-from surroundings import settle
+from support.surroundings import settle
 
 # prompts and layers are left out: they take whatever users give, and their business is to refuse it in words
 ROOMS = (
     "bench",
     "collisions",
     "distances",
-    "execution",
+    "figures",
     "geometry",
     "inversion",
     "models",
-    "report",
-    "results",
     "states",
     "theory",
+    "training",
 )
 install_import_hook([f"preimage.{room}" for room in ROOMS], "beartype.beartype")
 

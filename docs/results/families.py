@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from preimage.bench.timing import hardware_of
-from preimage.geometry import TrajectoryOptions, train_trajectory
 from preimage.models.loading import parse_device
 from preimage.storage import dumps
+from preimage.training import TrajectoryOptions, train_trajectory
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)

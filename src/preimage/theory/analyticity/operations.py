@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from preimage.theory import rules
+from preimage.theory.analyticity import rules
 from preimage.theory.analyticity.ranges import Range, closed, negated, rising, squared
 from preimage.theory.analyticity.rules import (
     ACTIVATION,

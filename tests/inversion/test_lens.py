@@ -1,0 +1,167 @@
+"""Lenses: they learn, they are tied to their model, and they never decide."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import preimage
+from preimage.errors import ModelError, OptionError, RunFolderError
+from preimage.inversion.proposers import lens_files
+from preimage.inversion.proposers import registry as proposers
+from preimage.inversion.proposers.lens_files import find_lens, read_info, read_lens, save_lens
+from preimage.models import LanguageModel
+from preimage.training import lenses as lens_training
+from preimage.training.lenses import LensOptions, held_out_ranks, train_lens
+from support.tiny import VOCABULARY, build, random_ids, tiny
+
+SMALL = LensOptions(steps=60, batch_tokens=512, length=16, rank=16, hidden=64)
+NO_TEXT = torch.empty(0, dtype=torch.long)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = tiny("llama")
+    lens = train_lens(model, 2, NO_TEXT, SMALL)
+    path = tmp_path_factory.mktemp("lens") / "layer-2.safetensors"
+    return save_lens(lens, path, layer=2, model=model, training=SMALL.to_dict(), ranks={})
+
+
+def test_training_beats_chance_by_far(trained: Path) -> None:
+    model = tiny("llama")
+    ids = torch.tensor([random_ids(16, seed) for seed in range(100, 116)])
+    ranks = held_out_ranks(model, 2, read_lens(trained, model), ids)
+    assert float((ranks < 1).float().mean()) > 0.5  # chance is 1 in 41
+    untrained = read_lens(trained, model)
+    torch.nn.init.normal_(untrained.project.weight)
+    assert float((held_out_ranks(model, 2, untrained, ids) < 1).float().mean()) < 0.2
+
+
+def test_a_lens_of_another_model_is_refused(trained: Path) -> None:
+    with pytest.raises(ModelError, match="was trained for"):
+        read_lens(trained, tiny("llama", seed=1))
+    info = read_info(trained)
+    assert (info.layer, info.weight_hash) == (2, tiny("llama").identity.weight_hash)
+
+
+def test_a_damaged_lens_is_refused(trained: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "lens.safetensors"
+    broken.write_bytes(trained.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="is not a lens"):
+        read_info(broken)
+    with pytest.raises(ModelError, match="is not a lens"):
+        read_info(tmp_path / "nowhere.safetensors")
+
+
+def test_int8_keeps_the_ranking(trained: Path, tmp_path: Path) -> None:
+    model = tiny("llama")
+    once = read_lens(trained, model)
+    again = save_lens(once, tmp_path / "again.safetensors", layer=2, model=model, training={}, ranks={})
+    ids = torch.tensor([random_ids(16, seed) for seed in range(4)])
+    first, second = (held_out_ranks(model, 2, lens, ids) for lens in (once, read_lens(again, model)))
+    assert torch.equal(first, second)  # quantising twice changes nothing
+
+
+def test_interrupted_training_continues_as_if_it_had_not_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny("gpt2")
+    options = LensOptions(steps=12, batch_tokens=128, length=8, rank=8, hidden=16)
+    monkeypatch.setattr(lens_training, "_CHECKPOINT_STEPS", 5)
+    whole = train_lens(model, 1, NO_TEXT, options)
+
+    def stop(done: int, total: int, note: str) -> None:
+        if done == 7:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "lens.checkpoint"
+    with pytest.raises(KeyboardInterrupt):
+        train_lens(model, 1, NO_TEXT, options, checkpoint=path, progress=stop)
+    steps: list[int] = []
+    continued = train_lens(
+        model, 1, NO_TEXT, options, checkpoint=path, progress=lambda done, total, note: steps.append(done)
+    )
+    assert steps[0] == 6
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, continued.state_dict()[name]), name
+    with pytest.raises(RunFolderError, match="another layer"):
+        train_lens(model, 2, NO_TEXT, options, checkpoint=path)
+
+
+def test_the_engine_uses_a_lens_where_there_is_one(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model: LanguageModel = preimage.load(build("llama"))
+    ids = random_ids(20)
+    states = preimage.capture(model, [ids], layers=[1, 2, 3])
+    info = read_info(trained)
+    monkeypatch.setattr(lens_files, "known_lenses", lambda: [info])
+    assert find_lens(model, 2) == info
+    assert find_lens(model, 1) == info  # the states are carried up to it
+    assert find_lens(model, 3) is None
+    for layer, name in ((1, "lens-2"), (2, "lens-2"), (3, "codebook+prior")):
+        (found,) = preimage.invert(model, states, layer)
+        assert (found.status, found.token_ids, found.proposer) == ("recovered", tuple(ids), name)
+    with pytest.raises(OptionError, match="no lens for layer 3"):
+        preimage.invert(model, states, 3, proposers="lens")
+
+
+def test_exactness_does_not_depend_on_the_proposer(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model: LanguageModel = preimage.load(build("llama"))
+    useless = read_lens(trained, model)
+    torch.nn.init.normal_(useless.project.weight)
+    proposer = proposers.LensProposer(model, 2, useless, 2)
+    from preimage.inversion import inverting
+
+    monkeypatch.setattr(inverting, "build_proposer", lambda *_: proposer)
+    ids = random_ids(12)
+    (found,) = preimage.invert(model, preimage.capture(model, [ids], layers=2))
+    assert (found.status, found.token_ids) == ("recovered", tuple(ids))
+    assert found.tests <= len(ids) * VOCABULARY
+
+
+def test_wrong_lens_options_are_refused() -> None:
+    with pytest.raises(OptionError):
+        LensOptions(steps=0)
+
+
+@pytest.mark.real_model
+def test_shipped_lenses_are_those_of_the_default_model(smollm2: LanguageModel) -> None:
+    size = 0
+    for layer in (15, 23, "final"):
+        info = find_lens(smollm2, layer)
+        assert info is not None
+        assert info.layer == layer
+        size += info.path.stat().st_size
+        prompts = preimage.prompts.gather(
+            "default:prose",
+            smollm2.tokenizer,
+            preimage.PromptOptions(count=4, length=48, seed=9),
+            vocab_size=smollm2.vocab_size,
+            max_length=None,
+        )
+        ranks = held_out_ranks(smollm2, layer, read_lens(info.path, smollm2), torch.tensor(list(prompts)))
+        assert float((ranks < 1).float().mean()) > 0.94
+    assert size <= 16_000_000
+
+
+@pytest.mark.real_model
+def test_default_model_is_inverted_in_whole_passes(smollm2: LanguageModel) -> None:
+    text = "It was a bright cold day in April, and the clocks were striking thirteen."
+    lenses = {1: "lens-15", 15: "lens-15", 22: "lens-23", 30: "lens-final", "final": "lens-final"}
+    states = preimage.capture(smollm2, [text], layers=list(lenses))
+    for layer, name in lenses.items():
+        (found,) = preimage.invert(smollm2, states, layer)
+        assert (found.status, found.text, found.proposer) == ("recovered", text, name)
+        assert found.forward_tokens <= 8 * states.lengths[0]
+
+
+@pytest.mark.real_model
+def test_attention_sinks_behind_the_first_position_are_named_too(smollm2: LanguageModel) -> None:
+    generator = torch.Generator().manual_seed(3)
+    pairs = torch.randint(smollm2.vocab_size, (192, 2), generator=generator)
+    info = find_lens(smollm2, 15)
+    assert info is not None
+    lens = read_lens(info.path, smollm2)
+    sinks = lens.standardise.sinks(smollm2.states(pairs, (15,))[15])[:, 1]
+    assert 0 < int(sinks.sum()) < 60
+    ranks = held_out_ranks(smollm2, 15, lens, pairs)[:, 1]
+    assert float((ranks[sinks] < 8).float().mean()) > 0.9
