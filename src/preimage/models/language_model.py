@@ -185,16 +185,16 @@ class LanguageModel:
         given = embeddings if ids is None else ids
         assert given is not None, "give ids or embeddings"
         self.forward_tokens += given.shape[0] * given.shape[1]
-        found: dict[Layer, Tensor] = {}
-        with self._taps(layers, found):
+        states: dict[Layer, Tensor] = {}
+        with self._taps(layers, states):
             try:
                 output = self.anatomy.backbone(
                     **inputs, past_key_values=cache, use_cache=cache is not None, **given_along
                 )
-                found["final"] = output.last_hidden_state
+                states["final"] = output.last_hidden_state
             except _Reached:
                 pass
-        return {layer: found[layer] for layer in layers}
+        return {layer: states[layer] for layer in layers}
 
     def states(
         self, ids: Int[Tensor, "batch position"], layers: Sequence[Layer]

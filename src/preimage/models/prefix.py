@@ -124,10 +124,10 @@ class Prefix:
     ) -> dict[Layer, Float[Tensor, "candidate d_model"]]:
         """The same at several layers, none deeper than the prefix's own."""
         with torch.no_grad():
-            found = self._model.run(
+            states_at = self._model.run(
                 embeddings=self._model.embed(ids)[:, None], layers=layers, cache=self._cache
             )
-        return {layer: states[:, 0] for layer, states in found.items()}
+        return {layer: states[:, 0] for layer, states in states_at.items()}
 
     def try_embeddings(
         self, embeddings: Float[Tensor, "candidate d_embedding"]
