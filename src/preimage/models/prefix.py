@@ -14,8 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+from preimage.errors import ModelError
 from preimage.layers import Layer
 from preimage.models.branching import additive, tree_mask
+from preimage.models.quirks import quirk_of
 
 if TYPE_CHECKING:
     from preimage.models.language_model import LanguageModel
@@ -64,6 +66,12 @@ class Prefix:
     """F^l on a growing prefix: extend it, crop it, or try candidates for the next position."""
 
     def __init__(self, model: LanguageModel, layer: Layer) -> None:
+        reason = quirk_of(model.config).no_prefix
+        if reason:
+            raise ModelError(
+                f"{type(model.module).__name__} cannot be inverted: {reason}.",
+                "Capture, collisions and geometry work with it.",
+            )
         self._model = model
         self._layer = layer
         self._parts = [_PrefixLayer() for _ in range(model.n_layers)]
