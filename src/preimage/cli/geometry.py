@@ -68,7 +68,7 @@ def geometry(
 
     formats = parse_formats(figures)
     import preimage
-    from preimage.geometry import GeometryOptions, Quantiser, sweep_geometry
+    from preimage.geometry import GeometryOptions, Quantiser, SweepOptions, sweep_geometry
     from preimage.models.loading import parse_device, parse_dtype
     from preimage.prompts import PromptOptions
 
@@ -96,9 +96,8 @@ def geometry(
     models = _listed(model)
     with progress_bar() as progress:
         sweep = sweep_geometry(
-            models, list(text) if text else str(source), lengths=lengths, dtypes=dtypes,
-            quantisers=quantisers, layers=layers, prompts=chosen, options=options, device=device, out=out,
-            progress=progress,
+            SweepOptions(models, lengths, dtypes, quantisers), list(text) if text else str(source),
+            layers=layers, prompts=chosen, options=options, device=device, out=out, progress=progress,
         )  # fmt: skip
     if len(sweep.runs) == 1:
         _finish(sweep.runs[0].geometry, sweep.runs[0].identity, out, formats, json)
