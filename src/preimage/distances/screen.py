@@ -72,7 +72,11 @@ def here(screen: Screen, tiles: Sequence[Tile], counting: bool) -> Iterator[Tile
 
 
 class Side:
-    """One set of rows as the screen sees it, filled up to whole blocks with rows infinitely far away."""
+    """One set of rows as the screen sees it, filled up to whole blocks with rows infinitely far away.
+
+    ``left`` and ``right`` (row x column) are multiplied; ``norms`` are the a_i of the proof, ``block_norms``
+    the largest of each block, ``rounding`` the rho_i.
+    """
 
     def __init__(self, x: Float[Tensor, "row d"], centre: Centre, arithmetic: Arithmetic) -> None:
         # The columns the proof rests on, for p pieces of a squared norm; their product is |y_i - y_j|^2:

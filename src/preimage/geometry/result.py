@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from preimage.errors import RunFolderError
 from preimage.layers import Layer
 from preimage.storage import SCHEMA, read_json, write_json
 
-# NaN where all states are 0, or all but one.
-_MAYBE_UNKNOWN = (
-    "normalised_margin", "normalised_margin_quantile", "normalised_colipschitz",
-    "normalised_colipschitz_quantile", "anisotropy",
-)  # fmt: skip
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -109,8 +106,8 @@ class LayerGeometry:
         if subsets is not None:
             intervals = {name: Interval(**_numbers(one)) for name, one in subsets["intervals"].items()}
             subsets = Subsets(subsets["count"], subsets["size"], intervals)
-        unknown = {name: data[name] for name in _MAYBE_UNKNOWN}
-        return cls(**data | _numbers(unknown) | {"quantised": report, "subsets": subsets})
+        floats = {field.name: data[field.name] for field in fields(cls) if field.type == "float"}
+        return cls(**data | _numbers(floats) | {"quantised": report, "subsets": subsets})
 
 
 @dataclass(frozen=True)
@@ -142,7 +139,7 @@ class Geometry:
     @classmethod
     def load(cls, path: str | Path) -> Geometry:
         """The inverse of :meth:`save`."""
-        return cls.from_dict(_read(Path(path), "geometry"))
+        return _load(path, "geometry", cls.from_dict)
 
     @property
     def unexplained(self) -> int:
@@ -224,7 +221,7 @@ class GeometrySweep:
     @classmethod
     def load(cls, path: str | Path) -> GeometrySweep:
         """The inverse of :meth:`save`."""
-        return cls.from_dict(_read(Path(path), "geometry-sweep"))
+        return _load(path, "geometry-sweep", cls.from_dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain json types; ``length`` is the sweep's, ``prompt_length`` what all prompts have."""
@@ -268,10 +265,13 @@ def _numbers(data: dict[str, float | None]) -> dict[str, float]:
     return {name: math.nan if value is None else value for name, value in data.items()}
 
 
-def _read(path: Path, kind: str) -> dict[str, Any]:
-    data = read_json(path)
-    if data.get("kind") != kind:
+def _load(path: str | Path, kind: str, build: Callable[[dict[str, Any]], Result]) -> Result:
+    document = read_json(Path(path))
+    try:
+        if document.get("kind") != kind:
+            raise ValueError(f"its kind is {document.get('kind')!r}")
+        return build(document)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
-            f"{path} is not a saved {kind}: its kind is {data.get('kind')!r}.", "Give what .save(path) wrote."
-        )
-    return data
+            f"{path} is not a saved {kind}: {error}.", "Give a file that .save(path) wrote."
+        ) from error
