@@ -343,8 +343,8 @@ def test_tiles_and_arithmetic_change_nothing(monkeypatch: pytest.MonkeyPatch) ->
     for changes in (
         {"distances.screen._TILE": {"cpu": 256}, "geometry.ratios._TOGETHER": {"cpu": 33}},
         {"distances.screen._TILE": {"cpu": 512}, "distances.screen._DECIDED": {"cpu": 100}},
-        {"geometry.ratios._CERTIFIED": 50, "distances.pairs._CERTIFIED": {"cpu": 17}},
-        {"distances.pairs.LADDERS": {"cpu": (FLOAT64,)}},
+        {"geometry.ratios._CERTIFIED": 50, "distances.scan._CERTIFIED": {"cpu": 17}},
+        {"distances.scan.LADDERS": {"cpu": (FLOAT64,)}},
     ):
         with monkeypatch.context() as patch:
             for name, value in changes.items():

@@ -68,7 +68,9 @@ def _first_bounds(
     return ratio, second
 
 
-def _with_equal_columns(same: Int[Tensor, " row"], pairs: Pairs) -> Pairs:
+def _with_equal_columns(
+    same: Int[Tensor, " row"], pairs: Pairs
+) -> tuple[Int[Tensor, " more"], Int[Tensor, " more"], Float[Tensor, " more"]]:
     """The same pairs, each as often as there are rows equal to its second: with every one of those."""
     i, j, away = pairs
     sizes = same.bincount(minlength=len(same))  # of the group, at its first row
