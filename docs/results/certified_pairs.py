@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from preimage.distances import Pair, PairScan, row_distances
+from preimage.distances import Pair, PairScan, find_closest, row_distances
 
 KS = (1, 3, 10)
 DTYPES = (torch.float32, torch.float32, torch.bfloat16, torch.float64, torch.float16)
@@ -92,7 +92,7 @@ def oracle(x: Tensor, k: int) -> list[tuple[int, int, float]]:
 def scanned(x: Tensor) -> tuple[PairScan, dict[int, list[Pair]]]:
     """A scan, and its closest pairs."""
     scan = PairScan(x)
-    return scan, {k: scan.closest(k) for k in KS}
+    return scan, {k: find_closest(scan, k) for k in KS}
 
 
 def in_batches(device: torch.device, d: int, pairs: int = 960) -> dict[str, Any]:

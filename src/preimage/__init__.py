@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from preimage.geometry import GeometryOptions as GeometryOptions
     from preimage.geometry import GeometrySweep as GeometrySweep
     from preimage.geometry import Quantiser as Quantiser
+    from preimage.geometry import SweepOptions as SweepOptions
     from preimage.geometry import measure_geometry as measure_geometry
     from preimage.geometry import sweep_geometry as sweep_geometry
     from preimage.inversion import Inversion as Inversion
@@ -62,7 +63,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "sweep_lengths",
         "distances": "closest_pairs nearest_neighbors nearest_neighbours",
         "errors": "PreimageError",
-        "geometry": "Geometry GeometryOptions GeometrySweep Quantiser measure_geometry sweep_geometry",
+        "geometry": "Geometry GeometryOptions GeometrySweep Quantiser SweepOptions measure_geometry "
+        "sweep_geometry",
         "inversion": "Inversion InvertOptions invert",
         "models": "LanguageModel ModelPreview load read_preview",
         "prompts": "PromptOptions PromptSet gather",

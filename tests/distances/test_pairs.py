@@ -15,10 +15,12 @@ import preimage
 from preimage.distances import (
     PairScan,
     closest_pairs,
+    count_below,
+    find_closest,
     nearest_neighbors,
     row_distances,
 )
-from preimage.distances import pairs as pairs_module
+from preimage.distances import scan as scan_module
 from preimage.distances.arithmetic import ARITHMETICS
 from support.distances import DTYPES, assert_quantiles, between, mixed_sets, oracle, oracle_pairs, row_sets
 
@@ -51,12 +53,12 @@ def test_identical_is_zero_and_one_ulp_is_not(dtype: torch.dtype) -> None:  # N2
     x[250] = x[9]
     x[250, 0] = torch.nextafter(x[9, 0], torch.tensor(torch.inf, dtype=dtype))
     scan = PairScan(x)
-    assert [int(i) for i in (scan.same != torch.arange(300)).nonzero().flatten()] == [200]
+    assert [int(i) for i in (scan.rows.same != torch.arange(300)).nonzero().flatten()] == [200]
     assert (int(scan.nearest.indices[200]), float(scan.nearest.distances[200])) == (3, 0.0)
     assert (int(scan.nearest.indices[3]), float(scan.nearest.distances[3])) == (200, 0.0)
     assert int(scan.nearest.indices[250]) == 9
     assert float(scan.nearest.distances[250]) > 0.0
-    assert scan.closest(1)[0] == (3, 200, 0.0)
+    assert find_closest(scan, 1)[0] == (3, 200, 0.0)
 
 
 @settings(max_examples=150, deadline=None)
@@ -66,14 +68,14 @@ def test_the_oracle_agrees(x: Tensor, k: int, tile: int) -> None:  # N3, N4
     away = oracle(x)
     for arithmetic in (None, *ARITHMETICS):
         scan = PairScan(x, arithmetic=arithmetic, tile=tile)
-        assert [tuple(pair) for pair in scan.closest(k)] == expected[:k]
+        assert [tuple(pair) for pair in find_closest(scan, k)] == expected[:k]
         assert torch.equal(scan.nearest.distances, away.amin(dim=1))
         assert torch.equal(scan.nearest.indices, away.argmin(dim=1))
         middle = expected[len(expected) // 2][2]
         thresholds = [0.0, expected[0][2], middle, 2 * expected[-1][2] + 1e-300]
         thresholds += [float(np.nextafter(expected[0][2], np.inf))]
         counts = [sum(pair[2] < threshold for pair in expected) for threshold in thresholds]
-        assert scan.count_below(thresholds) == counts
+        assert count_below(scan, thresholds) == counts
         assert_quantiles(scan, [pair[2] for pair in expected])
 
 
@@ -90,31 +92,32 @@ def test_the_oracle_agrees_between_two_sets(x: Tensor, cut: float, k: int, tile:
     away = between(a, b)
     expected = sorted((float(away[i, j]), i, j) for i in range(len(a)) for j in range(len(b)))
     for arithmetic in (None, *ARITHMETICS):
-        scan = PairScan(a, b, arithmetic=arithmetic, tile=tile, spread=True)
+        scan = PairScan(a, b, arithmetic=arithmetic, tile=tile, counting=True)
         assert scan.pairs == len(expected)
-        assert [(pair.distance, pair.first, pair.second) for pair in scan.closest(k)] == expected[:k]
+        assert [(pair.distance, pair.first, pair.second) for pair in find_closest(scan, k)] == expected[:k]
         assert torch.equal(scan.nearest.distances, away.amin(dim=1))
         assert torch.equal(scan.nearest.indices, away.argmin(dim=1))
         thresholds = [0.0, expected[len(expected) // 2][0], 2 * expected[-1][0] + 1e-300]
-        assert scan.count_below(thresholds) == [sum(p[0] < limit for p in expected) for limit in thresholds]
+        assert count_below(scan, thresholds) == [sum(p[0] < limit for p in expected) for limit in thresholds]
         assert_quantiles(scan, [pair[0] for pair in expected])
 
 
-def test_pairs_within_a_reach_are_all_named() -> None:
+def test_pairs_within_a_radius_are_all_named() -> None:
     x = torch.randn(300, 6, generator=torch.Generator().manual_seed(3))
     x[7] = x[5]
-    reach = sorted(pair[2] for pair in oracle_pairs(x))[40]
-    found = {(int(i), int(j)) for a, b, _ in PairScan(x).within(reach) for i, j in zip(a, b, strict=True)}
-    expected = {(i, j) for i, j, away in oracle_pairs(x) if away <= reach and 7 not in (i, j)}
+    radius = sorted(pair[2] for pair in oracle_pairs(x))[40]
+    batches = PairScan(x).pairs_within(radius)
+    found = {(int(i), int(j)) for a, b, _ in batches for i, j in zip(a, b, strict=True)}
+    expected = {(i, j) for i, j, away in oracle_pairs(x) if away <= radius and 7 not in (i, j)}
     assert found == expected
 
 
 def test_pairs_are_counted_past_32_bits() -> None:  # N8
     scan = PairScan(torch.zeros(100_000, 1))
     assert scan.pairs == 4_999_950_000
-    assert scan.distinct == 1
-    assert scan.count_below([1e-6]) == [4_999_950_000]
-    assert scan.closest(2) == [(0, 1, 0.0), (0, 2, 0.0)]
+    assert len(scan.rows.firsts) == 1
+    assert count_below(scan, [1e-6]) == [4_999_950_000]
+    assert find_closest(scan, 2) == [(0, 1, 0.0), (0, 2, 0.0)]
 
 
 def test_invariances() -> None:  # N9
@@ -152,11 +155,11 @@ def test_pairs_stay_even_if_a_recomputed_distance_differs(
         away = row_distances(x, y)
         return away if len(away) >= 16 else torch.nextafter(away, torch.full_like(away, torch.inf))
 
-    monkeypatch.setattr(pairs_module, "row_distances", other_bits)
+    monkeypatch.setattr(scan_module, "row_distances", other_bits)
     x = torch.randn(300, 40, generator=torch.Generator().manual_seed(0))
     expected = [(i, j) for i, j, _ in oracle_pairs(x)]
     for k in (1, 3, 10):
-        assert [(pair.first, pair.second) for pair in PairScan(x).closest(k)] == expected[:k]
+        assert [(pair.first, pair.second) for pair in find_closest(PairScan(x), k)] == expected[:k]
 
 
 @settings(max_examples=200, deadline=None)

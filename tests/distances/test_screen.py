@@ -10,9 +10,11 @@ from torch import Tensor
 
 from preimage.distances import (
     PairScan,
+    distance_distribution,
+    find_closest,
 )
 from preimage.distances.arithmetic import ARITHMETICS, products
-from preimage.distances.screen import Screen, Tile, TileFound
+from preimage.distances.screen import Screen, Tile, TileMinima
 from support.distances import between, mixed_sets, oracle, row_sets
 
 
@@ -23,7 +25,7 @@ def test_neither_tiles_nor_arithmetic_change_a_bit(tile: int, arithmetic: str) -
     reference, other = PairScan(x), PairScan(x, arithmetic=arithmetic, tile=tile)
     assert torch.equal(reference.nearest.distances, other.nearest.distances)
     assert torch.equal(reference.nearest.indices, other.nearest.indices)
-    assert reference.closest(25) == other.closest(25)
+    assert find_closest(reference, 25) == find_closest(other, 25)
 
 
 @settings(max_examples=60, deadline=None)
@@ -42,14 +44,14 @@ def test_the_screen_never_excludes_a_pair_within_its_bound(x: Tensor, arithmetic
 def test_tiles_may_be_run_in_any_order_elsewhere() -> None:  # N4
     x = 50 + torch.randn(1500, 40, generator=torch.Generator().manual_seed(2))
 
-    def backwards(screen: Screen, tiles: Sequence[Tile], counting: bool) -> list[TileFound]:
+    def backwards(screen: Screen, tiles: Sequence[Tile], counting: bool) -> list[TileMinima]:
         done = {index: screen.find(tiles[index], counting) for index in reversed(range(len(tiles)))}
         return [done[index] for index in range(len(tiles))]
 
-    scan, other = PairScan(x, tile=256, spread=True), PairScan(x, tile=512, each=backwards, spread=True)
-    assert scan.spread.quantile(0.5) == other.spread.quantile(0.5)
+    scan, other = PairScan(x, tile=256, counting=True), PairScan(x, tile=512, each=backwards, counting=True)
+    assert distance_distribution(scan).quantile(0.5) == distance_distribution(other).quantile(0.5)
     assert torch.equal(scan.nearest.distances, other.nearest.distances)
-    assert scan.closest(9) == other.closest(9)
+    assert find_closest(scan, 9) == find_closest(other, 9)
 
 
 def test_data_that_reduced_precision_cannot_screen_gets_a_finer_one() -> None:
@@ -76,7 +78,7 @@ def test_between_two_sets_the_minima_enclose_the_truth() -> None:
 
 def test_reduced_precision_is_overridden_and_restored() -> None:  # N6
     x = 100 + torch.randn(400, 48, generator=torch.Generator().manual_seed(4))
-    expected = PairScan(x).closest(5)
+    expected = find_closest(PairScan(x), 5)
     places = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
     before = [place.fp32_precision for place in places]
     try:
@@ -85,10 +87,10 @@ def test_reduced_precision_is_overridden_and_restored() -> None:  # N6
             assert [place.fp32_precision for place in places] == ["ieee", "ieee"]
         with products("tf32"):
             assert places[0].fp32_precision == "tf32"
-        assert PairScan(x).closest(5) == expected
+        assert find_closest(PairScan(x), 5) == expected
         assert torch.get_float32_matmul_precision() == "medium"
         places[0].fp32_precision = "ieee"  # the newer way to say it; asking the older then fails
-        assert PairScan(x).closest(5) == expected
+        assert find_closest(PairScan(x), 5) == expected
         assert [place.fp32_precision for place in places] == ["ieee", "bf16"]
     finally:
         torch.set_float32_matmul_precision("highest")  # both ways of saying it must agree again
@@ -97,6 +99,6 @@ def test_reduced_precision_is_overridden_and_restored() -> None:  # N6
 
 
 def test_both_ways_of_asking_for_the_precision_still_work() -> None:  # N6
-    PairScan(torch.randn(50, 4)).closest(1)
+    find_closest(PairScan(torch.randn(50, 4)), 1)
     assert torch.get_float32_matmul_precision() == "highest"
     assert torch.backends.cuda.matmul.allow_tf32 is False

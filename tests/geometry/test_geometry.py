@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import preimage
 from preimage.cli import main
-from preimage.distances import PairScan, norms, row_distances
+from preimage.distances import PairScan, find_closest, norms, row_distances
 from preimage.distances.arithmetic import FLOAT64
 from preimage.distances.prompt_distances import PromptDistances
 from preimage.errors import OptionError, PromptError, RunFolderError
@@ -24,8 +25,15 @@ from preimage.figures import (
     near_collision_figure,
     quantised_figure,
 )
-from preimage.geometry import GeometryOptions, Quantiser, measure_geometry
-from preimage.geometry.quantisers import GRANULARITIES, RANGES
+from preimage.geometry import (
+    Geometry,
+    GeometryOptions,
+    GeometrySweep,
+    Quantiser,
+    QuantiserGrid,
+    measure_geometry,
+)
+from preimage.geometry.ranges import GRANULARITIES, RANGES, CodeRange
 from preimage.geometry.ratios import largest_ratio, measure_ratios
 from preimage.states import States
 from support.tiny import VOCABULARY, random_ids, tiny
@@ -130,15 +138,15 @@ def test_many_rows_take_few_certified_pairs(monkeypatch: pytest.MonkeyPatch) -> 
     ids = torch.randint(0, 50, (1500, 8), generator=generator)
     x = torch.randn(1500, 20, generator=generator) + ids[:, -1:]
     prompts, scan, seen = PromptDistances(ids.tolist()), PairScan(x), 0
-    within = PairScan.within_each
+    within = PairScan.pairs_within_each
 
-    def counting(self: PairScan, reach: Tensor):  # type: ignore[no-untyped-def]
+    def counting(self: PairScan, radii: Tensor):  # type: ignore[no-untyped-def]
         nonlocal seen
-        for i, j, away in within(self, reach):
+        for i, j, away in within(self, radii):
             seen += len(i)
             yield i, j, away
 
-    monkeypatch.setattr(PairScan, "within_each", counting)
+    monkeypatch.setattr(PairScan, "pairs_within_each", counting)
     found = measure_ratios(scan, prompts)
     away = row_distances(x[:, None], x[None]).fill_diagonal_(torch.inf)
     expected = (away / table(prompts).clamp_min(1)).amin(dim=1)
@@ -248,8 +256,8 @@ def test_what_is_cut_off_is_not_certified() -> None:
     d=st.integers(1, 6),
     seed=st.integers(0, 2**31),
     bits=st.integers(2, 8),
-    granularity=st.sampled_from(GRANULARITIES),
-    range_=st.sampled_from(RANGES),
+    granularity=st.sampled_from(sorted(GRANULARITIES)),
+    range_=st.sampled_from(sorted(RANGES)),
     percentile=st.sampled_from([1.0, 50.0, 90.0, 99.9, 100.0]),
     outliers=st.booleans(),
 )
@@ -263,7 +271,7 @@ def test_a_certificate_means_no_collision(
     grid = Quantiser(bits, granularity, range_, percentile).fit(x)
     codes = grid.encode(x)
     stored = grid.decode(codes)
-    margin = float(PairScan(x).closest(1)[0].distance)
+    margin = float(find_closest(PairScan(x))[0].distance)
     certified = grid.certifies(margin, x, stored)
     if certified:
         assert len(stored.unique(dim=0)) == n
@@ -288,8 +296,8 @@ def check(found, x: Tensor, apart: Tensor, length: int) -> None:  # type: ignore
     assert found.colipschitz_quantile == pytest.approx(float(ratio.amin(dim=1).quantile(0.01)))
     assert found.nearest_colipschitz_quantile == pytest.approx(float(nearest.quantile(0.01)))
     assert found.nearest_colipschitz >= found.colipschitz
-    assert found.upper == float(ratio.masked_fill(torch.isinf(ratio), 0.0).max())
-    assert found.distortion == (found.upper / found.colipschitz if found.colipschitz else None)
+    assert found.lipschitz == float(ratio.masked_fill(torch.isinf(ratio), 0.0).max())
+    assert found.distortion == (found.lipschitz / found.colipschitz if found.colipschitz else None)
     assert found.margin / length <= found.colipschitz * (1 + 1e-12) <= found.margin * (1 + 1e-9)
     assert found.length_colipschitz == pytest.approx(length * found.colipschitz)
     assert found.normalised_margin == pytest.approx(found.margin / mean)
@@ -335,8 +343,8 @@ def test_tiles_and_arithmetic_change_nothing(monkeypatch: pytest.MonkeyPatch) ->
     for changes in (
         {"distances.screen._TILE": {"cpu": 256}, "geometry.ratios._TOGETHER": {"cpu": 33}},
         {"distances.screen._TILE": {"cpu": 512}, "distances.screen._DECIDED": {"cpu": 100}},
-        {"geometry.ratios._CERTIFIED": 50, "distances.pairs._CERTIFIED": {"cpu": 17}},
-        {"distances.pairs.LADDERS": {"cpu": (FLOAT64,)}},
+        {"geometry.ratios._CERTIFIED": 50, "distances.scan._CERTIFIED": {"cpu": 17}},
+        {"distances.scan.LADDERS": {"cpu": (FLOAT64,)}},
     ):
         with monkeypatch.context() as patch:
             for name, value in changes.items():
@@ -455,3 +463,46 @@ def test_figures_show_what_was_measured() -> None:
     assert list(third.data[0].x) == [0.0, 0.25, 0.5, 0.75, 1.0]
     with pytest.raises(OptionError, match="11, 12 prompts"):  # nearest distances shrink with their number
         family_figure({"one": shape, "other": measure_geometry(captured(11))})
+
+
+def test_saved_geometry_is_read_back(tmp_path: Path) -> None:
+    for shape in (measure_geometry(captured(12)), measure_geometry(captured(110), bits=(None, 3))):
+        path = shape.save(tmp_path / "shape.json")
+        assert Geometry.load(path) == shape
+    nowhere = given_states(torch.zeros(3, 4), [[1], [2], [3]], 1)  # no norm, no direction
+    shape = measure_geometry(nowhere, bits=(None,))
+    again = Geometry.load(shape.save(tmp_path / "nan.json"))
+    assert math.isnan(again.layers[1].normalised_margin)
+    assert math.isnan(again.layers[1].anisotropy)
+    with pytest.raises(RunFolderError, match="is not a saved geometry-sweep: its kind is 'geometry'"):
+        GeometrySweep.load(path)
+
+
+def test_a_range_is_added_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unit(x: Tensor, axes: tuple[int, ...], _: float) -> tuple[Tensor, Tensor]:
+        high = torch.ones_like(x.amax(axes, keepdim=True))
+        return -high, high
+
+    monkeypatch.setitem(RANGES, "unit", CodeRange(unit, symmetric=True))
+    x = torch.tensor([[0.5, 3.0], [-1.0, 0.0]])
+    assert Quantiser(3, range="unit").fit(x).encode(x).tolist() == [[2, 3], [-3, 0]]
+    with pytest.raises(OptionError, match="not known") as refused:
+        Quantiser(range="units")
+    assert "unit" in str(refused.value.hint)
+
+
+def test_a_quantiser_of_ones_own_is_given_as_an_object() -> None:
+    @dataclass(frozen=True)
+    class Coarse(Quantiser):
+        def fit(self, x: Tensor) -> QuantiserGrid:
+            grid = super().fit(x)
+            return replace(grid, step=2 * grid.step)
+
+    states = captured(9)
+    own = measure_geometry(states, bits=(None, 4), quantiser=Coarse())
+    plain = measure_geometry(states, bits=(None, 4))
+    for layer in states.layers:
+        step, usual = (shape.quantised[4].layers[layer].quantised for shape in (own, plain))
+        assert step is not None
+        assert usual is not None
+        assert step.step == 2 * usual.step

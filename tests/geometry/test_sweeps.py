@@ -19,20 +19,22 @@ from torch import Tensor
 import preimage
 from preimage.bench import bench_geometry
 from preimage.cli import main
-from preimage.distances import PairScan, row_distances, same_rows
+from preimage.distances import PairScan, row_distances, same_rows, some_near
 from preimage.distances.prompt_distances import PromptDistances
 from preimage.errors import BundleError, OptionError, PromptError
 from preimage.figures import length_figure, save_figures
 from preimage.geometry import (
     GeometryOptions,
+    GeometrySweep,
     Quantiser,
+    SweepOptions,
     measure_geometry,
     propagate,
     sweep_geometry,
     sweeping,
 )
 from preimage.geometry.layer import measure_subsets
-from preimage.geometry.quantisers import GRANULARITIES
+from preimage.geometry.ranges import GRANULARITIES
 from preimage.geometry.result import Geometry
 from preimage.layers import parse_layers
 from preimage.models import LanguageModel
@@ -176,16 +178,16 @@ def test_near_rows_are_other_rows_within_their_bounds() -> None:
         x = torch.randn(count, 9, generator=generator)
         x[count // 2] = x[0]
         scan = PairScan(x)
-        if scan.distinct == 1:
+        if len(scan.rows.firsts) == 1:
             continue
-        found, bounds = scan.near_some()
+        found, bounds = some_near(scan)
         some = torch.isfinite(bounds)
         assert bool(some.any(dim=1).all())
-        rows = scan.firsts[:, None].expand_as(found)[some]
+        rows = scan.rows.firsts[:, None].expand_as(found)[some]
         away = row_distances(x[rows], x[found[some]])
         assert bool((rows != found[some]).all())
         assert bool((away <= bounds[some]).all())
-        nearest = scan.nearest.distances[scan.firsts]
+        nearest = scan.nearest.distances[scan.rows.firsts]
         reached = bounds.amin(dim=1) <= nearest * (1 + 1e-3)
         assert bool((reached | (nearest == 0)).all())
 
@@ -199,11 +201,12 @@ def test_a_sweep_is_the_runs_one_by_one(tmp_path: Path) -> None:
     options = GeometryOptions(bits=(None, 4), subsets=2)
     prompts = PromptOptions(count=120)
     quantisers = [Quantiser(), Quantiser(granularity="channel")]
-    given = {
-        "lengths": (4, 7), "dtypes": ("float32", "float64"), "quantisers": quantisers,
-        "prompts": prompts, "options": options,
-    }  # fmt: skip
-    sweep = sweep_geometry([str(folder)], "random", **given, out=tmp_path / "out")  # type: ignore[arg-type]
+    over = SweepOptions([str(folder)], lengths=(4, 7), dtypes=("float32", "float64"), quantisers=quantisers)
+
+    def run_all() -> GeometrySweep:
+        return sweep_geometry(over, "random", prompts=prompts, options=options, out=tmp_path / "out")
+
+    sweep = run_all()
     assert len(sweep.runs) == 8
     assert len({run.setting.name for run in sweep.runs}) == 8
     run = sweep.runs[3]
@@ -217,8 +220,7 @@ def test_a_sweep_is_the_runs_one_by_one(tmp_path: Path) -> None:
         states, bits=(None, 4), quantiser=quantisers[1], subsets=2, model=model
     )
     assert not list((tmp_path / "out").rglob("states"))
-    again = sweep_geometry([str(folder)], "random", **given, out=tmp_path / "out")  # type: ignore[arg-type]
-    assert again == sweep
+    assert run_all() == sweep
     table = sweep.rows()
     assert len(table) == 8 * 2 * 5
     assert {row["length"] for row in table} == {4, 7}
@@ -227,6 +229,9 @@ def test_a_sweep_is_the_runs_one_by_one(tmp_path: Path) -> None:
     saved = read_json(tmp_path / "out" / "sweep.json")["runs"][0]
     assert Geometry.from_dict(saved) == sweep.runs[0].geometry
     assert sweep.runs[0].geometry.length == 4
+    assert GeometrySweep.load(tmp_path / "out" / "sweep.json") == sweep
+    records = (tmp_path / "out" / run.setting.name / "record.jsonl").read_text().splitlines()
+    assert len(records) == 1  # its folder was opened once
 
 
 def test_a_sweep_needs_equally_many_prompts(tmp_path: Path) -> None:
@@ -235,7 +240,9 @@ def test_a_sweep_needs_equally_many_prompts(tmp_path: Path) -> None:
         "\n".join(json.dumps({"token_ids": random_ids(20, s)}) for s in range(9))
     )
     with pytest.raises(OptionError, match=r"different numbers of prompts.*18 at .*, 10, 36 at .*, 5"):
-        sweep_geometry([model], tmp_path / "p.jsonl", lengths=(10, 5), prompts=PromptOptions(bos=False))
+        sweep_geometry(
+            SweepOptions([model], lengths=(10, 5)), tmp_path / "p.jsonl", prompts=PromptOptions(bos=False)
+        )
     with pytest.raises(PromptError, match="no pair"):
         sweep_geometry([model], "random", prompts=PromptOptions(count=1))
     with pytest.raises(OptionError, match="over nothing"):

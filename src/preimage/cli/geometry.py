@@ -12,6 +12,7 @@ from preimage.cli import DONE, NOT_RECOVERED
 from preimage.cli.arguments import Bos, Count, Device, Figures, Json, Seed, Source, Texts, many_prompts
 from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
 from preimage.errors import OptionError
+from preimage.geometry.ranges import GRANULARITIES, RANGES
 from preimage.storage import SCHEMA, read_manifest
 
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ def geometry(
     layers: Annotated[str, typer.Option(help="all, 15, 0-4, 1,8,final …")] = "all",
     bits: Annotated[str, typer.Option(help="Quantise the states to so many bits, 8,4 …; or none.")] = "8,4",
     granularity: Annotated[
-        str, typer.Option(help="A step for each layer, channel or vector; several: layer,channel.")
+        str, typer.Option(help=f"A step for each {' or '.join(GRANULARITIES)}; several: layer,channel.")
     ] = "layer",
     value_range: Annotated[
-        str, typer.Option("--range", help="Of the codes: absmax, minmax or percentile; or several.")
+        str, typer.Option("--range", help=f"Of the codes: {' or '.join(RANGES)}; several: absmax,minmax.")
     ] = "absmax",
     percentile: Annotated[float, typer.Option(help="Of |h|, for --range percentile.")] = 99.9,
     propagate: Annotated[
@@ -68,7 +69,7 @@ def geometry(
 
     formats = parse_formats(figures)
     import preimage
-    from preimage.geometry import GeometryOptions, Quantiser, sweep_geometry
+    from preimage.geometry import GeometryOptions, Quantiser, SweepOptions, sweep_geometry
     from preimage.models.loading import parse_device, parse_dtype
     from preimage.prompts import PromptOptions
 
@@ -96,9 +97,8 @@ def geometry(
     models = _listed(model)
     with progress_bar() as progress:
         sweep = sweep_geometry(
-            models, list(text) if text else str(source), lengths=lengths, dtypes=dtypes,
-            quantisers=quantisers, layers=layers, prompts=chosen, options=options, device=device, out=out,
-            progress=progress,
+            SweepOptions(models, lengths, dtypes, quantisers), list(text) if text else str(source),
+            layers=layers, prompts=chosen, options=options, device=device, out=out, progress=progress,
         )  # fmt: skip
     if len(sweep.runs) == 1:
         _finish(sweep.runs[0].geometry, sweep.runs[0].identity, out, formats, json)

@@ -16,7 +16,15 @@ from torch import Tensor
 from preimage.collisions.options import PUBLISHED, CollisionOptions
 from preimage.collisions.result import CollidingPair, Spacing
 from preimage.collisions.structure import UNEXPLAINED
-from preimage.distances import EachTile, PairScan, here, norms
+from preimage.distances import (
+    EachTile,
+    PairScan,
+    count_below,
+    distance_distribution,
+    find_closest,
+    here,
+    norms,
+)
 from preimage.states import safety
 
 _QUANTILES = (0.01, 0.5, 1.0)
@@ -45,7 +53,7 @@ def measure_spacing(
     the line that inversion draws too.
     """
     named = replace(named, key=cache(named.key))
-    scan = PairScan(states, spread=True, each=each)
+    scan = PairScan(states, counting=True, each=each)
     lengths = norms(states)
     factor = safety(states.dtype)
     floors = factor * noise_floor * lengths
@@ -64,20 +72,21 @@ def measure_spacing(
             explanation=named.explain(first, second, distance <= floor),
         )
 
+    distances = distance_distribution(scan)
     thresholds = sorted({PUBLISHED, *options.thresholds})
-    counts = scan.count_below(thresholds)
+    counts = count_below(scan, thresholds)
     reasons, listed = _at_floor(scan, floors, named, options.closest)
     closest = [pair(*found) for found in _must_differ(scan, named, options.closest)]
     mean_norm, separation = float(lengths.mean()), closest[0].distance if closest else None
     return Spacing(
         states=len(states),
         pairs=scan.pairs,
-        distinct=scan.distinct,
-        minimum=pair(*scan.closest(1)[0]),
+        distinct=len(scan.rows.firsts),
+        minimum=pair(*find_closest(scan)[0]),
         closest=tuple(closest),
         separation=separation,
         normalised=None if separation is None or mean_norm == 0 else separation / mean_norm,
-        quantiles={f"{q:g}": (*scan.spread.quantile(q),) for q in _QUANTILES},
+        quantiles={f"{q:g}": (*distances.quantile(q),) for q in _QUANTILES},
         mean_norm=mean_norm,
         noise_floor=noise_floor,
         floor=factor * noise_floor * mean_norm,
@@ -100,14 +109,14 @@ def _must_differ(scan: PairScan, named: Named, count: int) -> list[tuple[int, in
             if named.key(first) != named.key(second):
                 yield min(first, second), max(first, second), distance
 
-    equal = list(islice(merge(*(apart(group, group, 0.0) for group in scan.groups())), count))
+    equal = list(islice(merge(*(apart(group, group, 0.0) for group in scan.rows.groups())), count))
     wanted = 2 * count
     while True:
-        found = scan.closest(wanted, twins=False)
+        found = find_closest(scan, wanted, equal=False)
         others = (
             pair
             for first, second, distance in found
-            for pair in apart(scan.group_of(first), scan.group_of(second), distance)
+            for pair in apart(scan.rows.group(first), scan.rows.group(second), distance)
         )
         pairs = equal + sorted(others, key=lambda pair: (pair[2], pair))
         if len(pairs) >= count or len(found) < wanted:
@@ -129,15 +138,15 @@ def _at_floor(
             shown[reason] += 1
             listed.append(example)
 
-    for group in scan.groups():
+    for group in scan.rows.groups():
         for number, first, second in _classes(group, group, named):
             note(named.explain(first, second, True), number, (first, second, 0.0))
-    for firsts, seconds, away in scan.within(float(floors.max())):
+    for firsts, seconds, away in scan.pairs_within(float(floors.max())):
         near = away <= torch.maximum(floors[firsts], floors[seconds])
         for i, j, distance in zip(
             firsts[near].tolist(), seconds[near].tolist(), away[near].tolist(), strict=True
         ):
-            for number, first, second in _classes(scan.group_of(i), scan.group_of(j), named):
+            for number, first, second in _classes(scan.rows.group(i), scan.rows.group(j), named):
                 note(
                     named.explain(first, second, True),
                     number,

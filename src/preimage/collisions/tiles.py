@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from preimage.distances import Screen, Tile, TileFound
+from preimage.distances import Screen, Tile, TileMinima
 from preimage.storage import write_tensors
 
 
@@ -24,7 +24,7 @@ class KeptTiles:
     def __init__(self, folder: Path, at_least: int = 64) -> None:
         self._folder, self._at_least = folder, at_least
 
-    def __call__(self, screen: Screen, tiles: Sequence[Tile], counting: bool) -> Iterator[TileFound]:
+    def __call__(self, screen: Screen, tiles: Sequence[Tile], counting: bool) -> Iterator[TileMinima]:
         """Every tile's findings, from the disk where they are there."""
         keeping = len(tiles) >= self._at_least
         for tile in tiles:
@@ -46,7 +46,7 @@ def _name(screen: Screen, tile: Tile, counting: bool) -> str:
     return f"{screen.arithmetic.name}-{ranges}{'-counted' if counting else ''}.safetensors"
 
 
-def _load(path: Path, screen: Screen) -> TileFound | None:
+def _load(path: Path, screen: Screen) -> TileMinima | None:
     """What was kept; nothing where there is none or it is damaged."""
     try:
         kept = load_file(path, device=str(screen.rows.left.device))
@@ -56,10 +56,10 @@ def _load(path: Path, screen: Screen) -> TileFound | None:
     if "bins" in kept:
         counts = torch.zeros(int(kept["size"]), dtype=torch.int64, device=kept["rows"].device)
         counts[kept["bins"]] = kept["often"]
-    return TileFound(kept["rows"], kept.get("columns"), counts)
+    return TileMinima(kept["rows"], kept.get("columns"), counts)
 
 
-def _save(path: Path, found: TileFound) -> None:
+def _save(path: Path, found: TileMinima) -> None:
     tensors = {"rows": found.rows}
     if found.columns is not None:
         tensors["columns"] = found.columns

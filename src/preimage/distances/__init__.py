@@ -3,15 +3,19 @@
 from preimage.distances.arithmetic import products
 from preimage.distances.direct import norms, relative_error, row_distances
 from preimage.distances.pairs import (
-    Nearest,
     Pair,
-    PairScan,
     closest_pairs,
+    count_below,
+    distance_bounds,
+    distance_distribution,
+    find_closest,
     nearest_neighbors,
     nearest_neighbours,
+    some_near,
 )
-from preimage.distances.rows import require_finite, same_rows
-from preimage.distances.screen import EachTile, Screen, Tile, TileFound, here
+from preimage.distances.rows import count_equal_pairs, equal_row_groups, require_finite, same_rows
+from preimage.distances.scan import Nearest, PairScan
+from preimage.distances.screen import EachTile, Screen, Tile, TileMinima, here
 
 __all__ = [
     "EachTile",
@@ -20,8 +24,14 @@ __all__ = [
     "PairScan",
     "Screen",
     "Tile",
-    "TileFound",
+    "TileMinima",
     "closest_pairs",
+    "count_below",
+    "count_equal_pairs",
+    "distance_bounds",
+    "distance_distribution",
+    "equal_row_groups",
+    "find_closest",
     "here",
     "nearest_neighbors",
     "nearest_neighbours",
@@ -31,4 +41,5 @@ __all__ = [
     "require_finite",
     "row_distances",
     "same_rows",
+    "some_near",
 ]

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from preimage.devices import by_device
 from preimage.errors import StatesError
 
 _TOGETHER = {"cpu": 2**17, "cuda": 2**25}  # numbers at once: on a CPU what stays in the cache
@@ -42,20 +43,20 @@ def row_distances(x: Shaped[Tensor, "*rows d"], y: Shaped[Tensor, "*other d"]) -
             "Give rows of the same width.",
         )
     rows, others = torch.broadcast_tensors(real(x), real(y))
-    found = _lengths(rows, others)
+    distances = _lengths(rows, others)
     if torch.float64 in (rows.dtype, others.dtype):
-        _require_held(found, rows, others)
-    return found
+        _require_held(distances, rows, others)
+    return distances
 
 
 @torch.no_grad()
 def norms(x: Shaped[Tensor, "*rows d"]) -> Float[Tensor, "*rows"]:
     """|x_i|_2 in float64: the distance from 0."""
     rows = real(x)
-    found = _lengths(rows, None)
+    lengths = _lengths(rows, None)
     if rows.dtype == torch.float64:
-        _require_held(found, rows, rows)
-    return found
+        _require_held(lengths, rows, rows)
+    return lengths
 
 
 def relative_error(d: int) -> float:
@@ -93,7 +94,7 @@ def real(x: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 def _lengths(x: Tensor, y: Tensor | None) -> Tensor:
     """|x - y| over the last axis of two tensors of one shape, or |x|, in pieces."""
-    most = _TOGETHER.get(x.device.type, _TOGETHER["cpu"])
+    most = by_device(_TOGETHER, x.device)
     if x.numel() <= most or x.ndim == 1:
         return _length(x, y)
     if len(x) == 1:
@@ -137,11 +138,11 @@ def _root(x: Tensor) -> Tensor:
     return torch.as_tensor(np.sqrt(x.numpy())) if x.device.type == "cpu" else x.sqrt()
 
 
-def _require_held(found: Tensor, x: Tensor, y: Tensor) -> None:
+def _require_held(distances: Tensor, x: Tensor, y: Tensor) -> None:
     """Refuse an infinite distance of rows that are finite."""
-    if not bool(torch.isinf(found).any()):
+    if not bool(torch.isinf(distances).any()):
         return
-    beyond = torch.isinf(found) & torch.isfinite(x).all(dim=-1) & torch.isfinite(y).all(dim=-1)
+    beyond = torch.isinf(distances) & torch.isfinite(x).all(dim=-1) & torch.isfinite(y).all(dim=-1)
     if bool(beyond.any()):
         raise StatesError(
             "These rows are farther apart than float64 can say (1.8e308).", "Give numbers up to 1e150."

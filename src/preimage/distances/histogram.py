@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Quantile(NamedTuple):
-    """A quantile of all distances: between ``low`` and ``high``, both proven; ``value`` is in the middle."""
+    """A quantile of all distances, in the units of the rows, with proven bounds on either side."""
 
     value: float
     low: float
@@ -27,14 +27,14 @@ _NORMAL = 1 << _FRACTION  # of the smallest float32 of full precision; all below
 _BIAS = (1023 - 127) << _FRACTION  # between the exponents of float64 and float32
 
 
-def counted(
+def bin_counts(
     values: Float[Tensor, "row column"],
     *,
-    upper: bool = False,
+    above_diagonal: bool = False,
     weights: Int[Tensor, "row column"] | None = None,
 ) -> Int[Tensor, " bin"]:
     """How many values lie in each bin, all or those above the diagonal, each as often as its weight says."""
-    if upper:
+    if above_diagonal:
         values = values.masked_fill(torch.ones_like(values, dtype=torch.bool).tril(), torch.inf)
     if values.dtype == torch.float64:
         keys = (values.view(torch.int64) >> (52 - _FRACTION)).sub_(_BIAS).clamp_(0, _INFINITE)
@@ -48,26 +48,16 @@ class Histogram:
     """Counts of squared values in bins of 1/2048 of a value, and of pairs that are 0 apart for certain."""
 
     def __init__(self, device: torch.device) -> None:
-        self.counts = torch.zeros(_BINS, dtype=torch.int64, device=device)
+        self.counts: Int[Tensor, " bin"] = torch.zeros(_BINS, dtype=torch.int64, device=device)
         self.same = 0
 
-    def edges(self, index: int) -> tuple[float, float]:
-        """The ends of a bin: no value of it is below the first, none reaches the second."""
-        if index < _NORMAL:
-            return 0.0, _edge(_NORMAL)
-        return _edge(index), _edge(index + 1)
 
-
-def _edge(index: int) -> float:
-    exponent, fraction = divmod(index, 1 << _FRACTION)
-    return math.ldexp(1 + fraction / (1 << _FRACTION), exponent - 127)
-
-
-class Spread:
+class DistanceDistribution:
     """The distances of all pairs, counted in bins of 1/4096 of a distance.
 
     Squared and scaled values are off by at most ``error``, scaled distances by ``slack`` more, and a reported
-    distance is off by ``relative`` of itself, which also covers the roundings of the bounds.
+    distance is off by ``relative`` of itself, which also covers the roundings of the bounds. Distances are in
+    the units of the rows once they are divided by ``scale``.
     """
 
     def __init__(
@@ -78,23 +68,33 @@ class Spread:
         scale: float = 1.0,
         relative: float = 0.0,
     ) -> None:
-        self._histogram = histogram
+        self._same = histogram.same
         self._cumulative = histogram.counts[:_INFINITE].cumsum(0).cpu()
         self._error, self._slack, self._scale, self._relative = error, slack, scale, relative
 
     @property
     def pairs(self) -> int:
         """Pairs counted."""
-        return self._histogram.same + int(self._cumulative[-1])
+        return self._same + int(self._cumulative[-1])
 
     def quantile(self, q: float) -> Quantile:
         """The distance that a share ``q`` of all pairs does not exceed."""
-        rank = min(max(1, math.ceil(q * self.pairs)), self.pairs) - self._histogram.same
+        rank = min(max(1, math.ceil(q * self.pairs)), self.pairs) - self._same
         if rank < 1:
             return Quantile(0.0, 0.0, 0.0)
-        low, high = self._histogram.edges(int(torch.searchsorted(self._cumulative, rank)))
+        low, high = _edges(int(torch.searchsorted(self._cumulative, rank)))
         less, more = 1 - self._relative, 1 + self._relative
         lowest = max(0.0, max(0.0, low - self._error) ** 0.5 * less - self._slack)
         highest = (high + self._error) ** 0.5 + self._slack
         value = ((low + high) / 2) ** 0.5
         return Quantile(value / self._scale, lowest * less / self._scale, highest * more / self._scale)
+
+
+def _edges(index: int) -> tuple[float, float]:
+    """The ends of a bin of squared values: none is below the first, none reaches the second."""
+    return 0.0 if index < _NORMAL else _edge(index), _edge(max(index, _NORMAL - 1) + 1)
+
+
+def _edge(index: int) -> float:
+    exponent, fraction = divmod(index, 1 << _FRACTION)
+    return math.ldexp(1 + fraction / (1 << _FRACTION), exponent - 127)

@@ -1,36 +1,29 @@
-"""Certified nearest neighbours and closest pairs: screened by products, decided by float64 differences.
+"""What is asked of a certified scan: closest pairs, counts under thresholds, how distances are distributed.
 
-What is reported does not depend on tiles, their order, the arithmetic of the screen or the device: every
-pair the screen cannot exclude is recomputed from the original rows by a distance that is a function of the
-two rows alone, and ties go to the lower index.
+The distinct rows of a scan stand for all: every question adds what the rows equal to them say.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from preimage.distances.arithmetic import ARITHMETICS, LADDERS
-from preimage.distances.closest import Closest
-from preimage.distances.direct import row_distances
-from preimage.distances.histogram import Histogram, Spread, counted
-from preimage.distances.rows import RowSet, as_rows
-from preimage.distances.screen import EachTile, Screen, here
+from preimage.distances.histogram import DistanceDistribution, Histogram, bin_counts
+from preimage.distances.rows import as_rows, count_equal_pairs
+from preimage.distances.scan import Nearest, PairScan
+from preimage.distances.screen import Screen
 from preimage.errors import OptionError
 
-_CERTIFIED = {"cpu": 2**10, "cuda": 2**17}  # pairs recomputed at once
-_LOOKED_AT = 2**14  # rows whose minima are looked at together
-_SAMPLE = 128  # rows that tell whether an arithmetic serves
-_PROMISING, _NEAR = 4, 8  # blocks of each row that are looked at for near rows, and how many are found
-_TOO_MANY = 0.02  # share of all blocks a screen may leave open before a finer one is used
+_WAITING = 2**16  # pairs that gather before the best are taken
+_COUNTED = 128  # rows whose equal rows are counted together
+_PROMISING, _NEAR = 4, 8  # blocks of each row that are looked at for near rows, and how many rows are wanted
 
 
 class Pair(NamedTuple):
@@ -41,345 +34,223 @@ class Pair(NamedTuple):
     distance: float
 
 
-class Nearest(NamedTuple):
-    """For every row the nearest other row, the lower index where several are as near."""
+def find_closest(scan: PairScan, k: int = 1, *, equal: bool = True) -> list[Pair]:
+    """The k closest pairs, nearest first; fewer where there are fewer.
 
-    indices: Int[Tensor, " row"]
-    distances: Float[Tensor, " row"]
-
-
-class _Screened(NamedTuple):
-    """A finished screen, its minima, and what they leave open for nearest neighbours."""
-
-    screen: Screen
-    minima: Float[Tensor, "row block"]
-    histogram: Histogram | None
-    limits: Float[Tensor, " row"]
-    open: Bool[Tensor, "row block"]
+    Without ``equal``, rows that are equal count as one, named by the first of them.
+    """
+    if k < 1:
+        raise OptionError(f"k is {k}.", "Give at least 1.")
+    named = scan.rows.equal_pairs(k) if scan.one_set and equal else []
+    pairs = [Pair(first, second, 0.0) for first, second in named]
+    if len(pairs) < k and scan.any_distinct:
+        pairs += _closest_distinct(scan, k - len(pairs), equal)
+    return pairs[:k]
 
 
-class PairScan:
-    """Everything about the pairs within one set of rows, or between two; equal rows are looked at once.
+def _closest_distinct(scan: PairScan, wanted: int, equal: bool) -> list[Pair]:
+    """The closest pairs of rows that differ, each with all rows equal to its two if wanted.
 
-    ``arithmetic`` names the screen's, None chooses by the data; ``each`` runs the tiles, here or elsewhere,
-    or finds what was kept of them; ``spread`` counts all distances on the way, which :attr:`spread` would
-    otherwise do in a pass of its own.
+    A row's nearest other is a pair that is there: the best of those say how far to look, and they stay
+    whatever the screen finds, so that there are never fewer than asked for and there.
+    """
+    among, away = scan.nearest_distinct
+    order = torch.arange(len(among), device=among.device)
+    first, second = (order.minimum(among), order.maximum(among)) if scan.one_set else (order, among)
+    best = _Closest(wanted, len(scan.columns.firsts))
+    best.add(first, second, away)
+    known = best.distances
+    radius = float(known[-1]) if len(known) == wanted else math.inf
+    for i, j, distance in scan.distinct_open(torch.full_like(away, radius)):
+        ordered = i < j if scan.one_set else slice(None)
+        best.add(i[ordered], j[ordered], distance[ordered])
+    pairs: list[Pair] = []
+    for apart, tied in groupby(best.ranked(), key=lambda pair: pair[2]):
+        if len(pairs) >= wanted:
+            break
+        named = [rows for i, j, _ in tied for rows in _with_equal_rows(scan, i, j, wanted if equal else 1)]
+        pairs += [Pair(first, second, apart) for first, second in sorted(named)]
+    return pairs
+
+
+def _with_equal_rows(scan: PairScan, i: int, j: int, most: int) -> Iterator[tuple[int, int]]:
+    """Two distinct rows with those equal to them, so many of each: the first ones make the first pairs."""
+    left, right = int(scan.rows.firsts[i]), int(scan.columns.firsts[j])
+    for a in scan.rows.group(left)[:most]:
+        for b in scan.columns.group(right)[:most]:
+            yield (min(a, b), max(a, b)) if scan.one_set else (a, b)
+
+
+class _Closest:
+    """The ``count`` closest pairs met so far, ties to the lower first index, then to the lower second.
+
+    A pair may be met several times and counts once, with the distance it was met with first.
     """
 
-    def __init__(
-        self,
-        vectors: Shaped[Tensor, "row d"],
-        others: Shaped[Tensor, "column d"] | None = None,
-        *,
-        arithmetic: str | None = None,
-        tile: int | None = None,
-        each: EachTile = here,
-        spread: bool = False,
-    ) -> None:
-        self._rows = RowSet(vectors)
-        self._within = others is None
-        self._columns = self._rows if others is None else RowSet(others)
-        count, against = len(vectors), len(self._columns.x)
-        self.pairs = count * (count - 1) // 2 if self._within else count * against
-        if self.pairs == 0:
-            given = f"{count} rows make" if self._within else f"{count} and {against} rows make"
-            raise OptionError(f"{given} no pair.", "Give at least two, or one on each side.")
-        if self._rows.x.shape[1] != self._columns.x.shape[1]:
-            raise OptionError(
-                f"Rows of {vectors.shape[1]} and {self._columns.x.shape[1]} numbers have no distance.",
-                "Give two sets of the same width.",
-            )
-        self._arithmetic, self._tile, self._each, self._counting = arithmetic, tile, each, spread
+    def __init__(self, count: int, columns: int) -> None:
+        self._count, self._columns = count, columns
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._length = 0
+
+    def add(self, i: Int[Tensor, " pair"], j: Int[Tensor, " pair"], away: Float[Tensor, " pair"]) -> None:
+        """Pairs of rows i and columns j."""
+        self._waiting.append((i * self._columns + j, away))
+        self._length += len(i)
+        if self._length > self._count + _WAITING:
+            self._settle()
 
     @property
-    def same(self) -> Int[Tensor, " row"]:
-        """For each row the first row that equals it to the bit."""
-        return self._rows.same
+    def distances(self) -> Float[Tensor, " some"]:
+        """Their distances, nearest first."""
+        return self._settle()[1]
 
-    @property
-    def distinct(self) -> int:
-        """Rows that differ from one another."""
-        return len(self._rows.kept)
+    def ranked(self) -> list[tuple[int, int, float]]:
+        """(i, j, distance), nearest first."""
+        keys, away = self._settle()
+        i, j = keys // self._columns, keys % self._columns
+        return list(zip(i.tolist(), j.tolist(), away.tolist(), strict=True))
 
-    @property
-    def firsts(self) -> Int[Tensor, " kept"]:
-        """The first of every group of rows that are the same, alone or not."""
-        return self._rows.kept
+    def _settle(self) -> tuple[Int[Tensor, " some"], Float[Tensor, " some"]]:
+        keys, away = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+        keys, order = keys.sort(stable=True)
+        away, new = away[order], torch.ones_like(keys, dtype=torch.bool)
+        new[1:] = keys[1:] != keys[:-1]  # met first: the sort is stable
+        keys, away = keys[new], away[new]
+        away, order = away.sort(stable=True)
+        kept = keys[order][: self._count], away[: self._count]
+        self._waiting, self._length = [kept], len(kept[0])
+        return kept
 
-    @property
-    def arithmetic(self) -> str:
-        """The arithmetic the screen ran in; exact where nothing was left to screen."""
-        return self._screened.screen.arithmetic.name if self._any else "exact"
 
-    @cached_property
-    def nearest(self) -> Nearest:
-        """The nearest other row of every row; at distance 0 where it has a twin."""
-        rows = self._rows
-        indices = torch.zeros(len(rows.x), dtype=torch.long, device=rows.x.device)
-        distances = torch.zeros(len(rows.x), dtype=torch.float64, device=rows.x.device)
-        if self._any:
-            among, away = self._nearest_distinct
-            indices[rows.kept], distances[rows.kept] = self._columns.kept[among], away
-        if not self._within:
-            return Nearest(indices[rows.same], distances[rows.same])
-        twins = rows.twins
-        indices[twins], distances[twins] = rows.same[twins], 0.0
-        second = torch.full_like(indices, len(rows.x))
-        second.scatter_reduce_(0, rows.same[twins], twins, "amin")
-        has = second < len(rows.x)
-        indices[has], distances[has] = second[has], 0.0
-        return Nearest(indices, distances)
+def count_below(scan: PairScan, thresholds: Sequence[float]) -> list[int]:
+    """How many pairs are nearer than each threshold (in the units of the rows)."""
+    equal = count_equal_pairs(scan.rows.same) if scan.one_set else 0
+    counts = [equal if threshold > 0 else 0 for threshold in thresholds]
+    largest = max(thresholds, default=0.0)
+    if largest > 0:
+        for i, j, away in scan.distinct_within(largest, inclusive=False):
+            weight = scan.rows.sizes[i] * scan.columns.sizes[j]
+            for number, threshold in enumerate(thresholds):
+                counts[number] += int(weight[away < threshold].sum())
+    return counts
 
-    def closest(self, k: int = 1, *, twins: bool = True) -> list[Pair]:
-        """The k closest pairs, nearest first; fewer where there are fewer.
 
-        Without ``twins`` equal rows count as one, named by the first of them.
-        """
-        if k < 1:
-            raise OptionError(f"k is {k}.", "Give at least 1.")
-        found = self._rows.twin_pairs(k) if self._within and twins else []
-        pairs = [Pair(first, second, 0.0) for first, second in found]
-        if len(pairs) < k and self._any:
-            pairs += self._apart(k - len(pairs), twins)
-        return pairs[:k]
+def distance_distribution(scan: PairScan) -> DistanceDistribution:
+    """How the distances of all pairs are distributed; without ``counting``, in one more pass."""
+    histogram = Histogram(scan.rows.x.device)
+    if not scan.any_distinct:
+        histogram.same = scan.pairs
+        return DistanceDistribution(histogram)
+    screen, on_the_way = scan.screened.screen, scan.screened.histogram
+    if on_the_way is None:
+        screen.minima(histogram)
+    else:
+        histogram.counts += on_the_way.counts
+    _count_equal_rows(scan, screen, histogram)
+    error = float(screen.value_error(screen.rows.norms.max(), screen.columns.norms.max()))
+    relative = screen.eta + screen.cushion - 1
+    return DistanceDistribution(histogram, error, float(screen.slack.max()), screen.scale, relative)
 
-    def groups(self) -> list[list[int]]:
-        """The rows that are the same to the bit, group by group."""
-        return self._rows.groups()
 
-    def group_of(self, row: int) -> list[int]:
-        """All rows that are the same as the first of a group."""
-        return self._rows.group(row)
+def _count_equal_rows(scan: PairScan, screen: Screen, histogram: Histogram) -> None:
+    """Add the pairs of rows that were looked at once for several.
 
-    def count_below(self, thresholds: Sequence[float]) -> list[int]:
-        """How many pairs are nearer than each threshold."""
-        sizes, others = self._rows.sizes, self._columns.sizes
-        twins = int((sizes * (sizes - 1) // 2).sum()) if self._within else 0
-        counts = [twins if threshold > 0 else 0 for threshold in thresholds]
-        if self._any and max(thresholds, default=0.0) > 0:
-            for i, j, away in self._near(max(thresholds)):
-                weight = sizes[i] * others[j]
-                for number, threshold in enumerate(thresholds):
-                    counts[number] += int(weight[away < threshold].sum())
-        return counts
+    Of s_i equal rows and t_j equal columns one pair was counted, s_i t_j are there: with e = s - 1 and
+    f = t - 1 what is missing is e_i (1 + f_j) + f_j, and within one set e_i + e_j + e_i e_j once.
+    """
+    more, others = scan.rows.sizes - 1, scan.columns.sizes - 1
+    for rows in more.nonzero().flatten().split(_COUNTED):
+        both = others.expand(len(rows), -1)
+        if scan.one_set:
+            both = both * (torch.arange(len(others), device=rows.device) > rows[:, None])
+        values = screen.row_values(rows)[:, : len(others)]
+        histogram.counts += bin_counts(values, weights=more[rows][:, None] * (1 + both))
+    if scan.one_set:
+        histogram.same += count_equal_pairs(scan.rows.same)
+        return
+    turned = screen.turned()
+    for rows in others.nonzero().flatten().split(_COUNTED):
+        values = turned.row_values(rows)[:, : len(more)]
+        histogram.counts += bin_counts(values, weights=others[rows][:, None].expand_as(values))
 
-    def within(self, reach: float) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Pairs of rows that differ, no farther apart than ``reach``: firsts, seconds, distances.
 
-        Of rows that are the same only the first is named.
-        """
-        if self._any:
-            for i, j, away in self._near(reach, inclusive=True):
-                yield self._rows.kept[i], self._columns.kept[j], away
+def distance_bounds(scan: PairScan, rows: Int[Tensor, " some"]) -> Float[Tensor, "some distinct"]:
+    """Distances that a few rows certainly do not exceed, to every distinct column.
 
-    def within_each(self, reach: Float[Tensor, " row"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """For every row the others that differ from it, no farther away than the row's own reach.
+    Rows are given by their place among the distinct ones; infinite to themselves.
+    """
+    screen = scan.screened.screen
+    count = screen.columns.count
+    values = screen.row_values(rows)[:, :count].double()
+    error = screen.value_error(screen.rows.norms[rows][:, None], screen.columns.norms[:count])
+    return screen.distances_at_most(rows, values.add_(error))
 
-        Of rows that are the same only the first is named, with its own reach.
-        """
-        if self._any:
-            for i, j, away in self._near(reach[self._rows.kept], inclusive=True, ordered=False):
-                yield self._rows.kept[i], self._columns.kept[j], away
 
-    def upper_bounds(self, rows: Int[Tensor, " some"]) -> Float[Tensor, "some column"]:
-        """Distances that a few rows certainly do not exceed, to the first of every group of columns.
+def some_near(scan: PairScan) -> tuple[Int[Tensor, "distinct some"], Float[Tensor, "distinct some"]]:
+    """For every distinct row at least eight others that are near, and bounds of their distances.
 
-        Rows are given by their place among those that differ; infinite to themselves.
-        """
-        screen = self._screened.screen
-        values = screen.row_values(rows)[:, : screen.columns.count].double()
-        return screen.at_most(
-            rows, values.add_(screen.bound(rows, screen.columns.norms[: screen.columns.count]))
-        )
-
-    def near_some(self) -> tuple[Int[Tensor, "kept some"], Float[Tensor, "kept some"]]:
-        """For every row that differs from those before it at least eight others that are near, and bounds.
-
-        They are the nearest of every piece of its most promising blocks, as far as the screen can tell, with
-        a distance to each that is certainly not exceeded; infinite where a piece has no other row.
-        """
-        screen, minima = self._screened.screen, self._screened.minima[: self.distinct]
-        blocks = min(_PROMISING, minima.shape[1])
-        chosen = minima.topk(blocks, dim=1, largest=False).indices.flatten()
-        rows = torch.arange(self.distinct, device=chosen.device).repeat_interleave(blocks)
-        order = chosen.argsort(stable=True)
-        pieces = 2 ** math.ceil(math.log2(_NEAR / blocks))  # of each block
-        columns, highest = screen.block_nearest(torch.stack([chosen[order], rows[order]], dim=1), pieces)
-        found, away = torch.empty_like(columns), torch.empty_like(highest)
-        found[order] = self._columns.kept[columns.clamp_max(screen.columns.count - 1)]
-        away[order] = highest
-        return found.view(self.distinct, -1), away.view(self.distinct, -1)
-
-    @cached_property
-    def spread(self) -> Spread:
-        """How the distances of all pairs are distributed."""
-        histogram = Histogram(self._rows.x.device)
-        if not self._any:
-            histogram.same = self.pairs
-            return Spread(histogram)
-        screen, counted = self._screened.screen, self._screened.histogram
-        if counted is None:
-            screen.minima(histogram)
-        else:
-            histogram.counts += counted.counts
-        self._count_twins(screen, histogram)
-        longest = screen.rows.norms.argmax()[None]
-        error = float(screen.bound(longest, screen.columns.norms.max()[None]))
-        relative = screen.eta + screen.cushion - 1
-        return Spread(histogram, error, float(screen.slack.max()), screen.scale, relative)
-
-    def _count_twins(self, screen: Screen, histogram: Histogram) -> None:
-        """Add the pairs of rows that were looked at once for several.
-
-        Of s_i rows and t_j columns that are the same one pair was counted, s_i t_j are there: with e = s - 1
-        and f = t - 1 what is missing is e_i (1 + f_j) + f_j, and within one set e_i + e_j + e_i e_j once.
-        """
-        more, others = self._rows.sizes - 1, self._columns.sizes - 1
-        for rows in more.nonzero().flatten().split(_SAMPLE):
-            both = others.expand(len(rows), -1)
-            if self._within:
-                both = both * (torch.arange(len(others), device=rows.device) > rows[:, None])
-            values = screen.row_values(rows)[:, : len(others)]
-            histogram.counts += counted(values, weights=more[rows][:, None] * (1 + both))
-        if self._within:
-            histogram.same += int((more * (more + 1) // 2).sum())
-            return
-        turned = screen.turned()
-        for rows in others.nonzero().flatten().split(_SAMPLE):
-            values = turned.row_values(rows)[:, : len(more)]
-            histogram.counts += counted(values, weights=others[rows][:, None].expand_as(values))
-
-    # Rows that differ.
-
-    @property
-    def _any(self) -> bool:
-        """Whether there are pairs of rows that are not known to be the same."""
-        return self.distinct > 1 or not self._within
-
-    def _screen(self) -> Screen:
-        """A screen in the fastest arithmetic that leaves little open on a sample of the rows."""
-        x, others = self._rows.first, None if self._within else self._columns.first
-        ladder = LADDERS.get(x.device.type, LADDERS["cpu"])
-        if self._arithmetic is not None:
-            return Screen(x, others, ARITHMETICS[self._arithmetic], self._tile)
-        for arithmetic in ladder[:-1]:
-            screen = Screen(x, others, arithmetic, self._tile)
-            sample = torch.arange(0, len(x), max(1, len(x) // _SAMPLE), device=x.device)
-            minima = screen.sample_minima(sample)
-            left, _ = screen.open_blocks(sample, minima)
-            if float(left.double().mean()) <= max(_TOO_MANY, 4 / left.shape[1]):
-                return screen
-        return Screen(x, others, ladder[-1], self._tile)
-
-    @cached_property
-    def _screened(self) -> _Screened:
-        screen = self._screen()
-        histogram = Histogram(self._rows.x.device) if self._counting else None
-        minima = screen.minima(histogram, self._each)
-        limits = torch.empty(len(minima), dtype=torch.float64, device=minima.device)
-        open_ = torch.empty(minima.shape, dtype=torch.bool, device=minima.device)
-        for rows in torch.arange(len(minima), device=minima.device).split(_LOOKED_AT):
-            open_[rows], limits[rows] = screen.open_blocks(rows, minima[rows])
-        return _Screened(screen, minima, histogram, limits, open_)
-
-    @cached_property
-    def _nearest_distinct(self) -> tuple[Tensor, Tensor]:
-        screened, none = self._screened, len(self._columns.kept)
-        best = torch.full((self.distinct,), torch.inf, dtype=torch.float64, device=self._rows.x.device)
-        index = torch.full((self.distinct,), none, device=best.device)
-        for i, j, away in self._certified(screened.screen, screened.open, screened.limits):
-            before = best.clone()
-            best.scatter_reduce_(0, i, away, "amin")
-            index[best < before] = none
-            tied = away == best[i]
-            index.scatter_reduce_(0, i[tied], j[tied], "amin")
-        return index, best
-
-    def _apart(self, wanted: int, twins: bool) -> list[Pair]:
-        """The closest pairs of rows that differ, each with all twins of its two rows if wanted.
-
-        A row's nearest other is a pair that is there: the best of those say how far to look, and they stay
-        whatever the screen finds, so that there are never fewer than asked for and there.
-        """
-        among, away = self._nearest_distinct
-        order = torch.arange(self.distinct, device=among.device)
-        first, second = (order.minimum(among), order.maximum(among)) if self._within else (order, among)
-        closest = Closest(wanted, len(self._columns.kept))
-        closest.add(first, second, away)
-        known = closest.distances
-        reach = float(known[-1]) if len(known) == wanted else math.inf
-        for i, j, distance in self._open(torch.full_like(away, reach)):
-            ordered = i < j if self._within else slice(None)
-            closest.add(i[ordered], j[ordered], distance[ordered])
-        pairs: list[Pair] = []
-        for apart, tied in groupby(closest.ranked(), key=lambda pair: pair[2]):
-            if len(pairs) >= wanted:
-                break
-            named = [spelled for i, j, _ in tied for spelled in self._spelled(i, j, wanted if twins else 1)]
-            pairs += [Pair(first, second, apart) for first, second in sorted(named)]
-        return pairs
-
-    def _spelled(self, i: int, j: int, most: int) -> Iterator[tuple[int, int]]:
-        """Two distinct rows with their twins, so many of each: the first twins make the first pairs."""
-        left, right = int(self._rows.kept[i]), int(self._columns.kept[j])
-        for a in self._rows.group(left)[:most]:
-            for b in self._columns.group(right)[:most]:
-                yield (min(a, b), max(a, b)) if self._within else (a, b)
-
-    def _near(
-        self, reach: Float[Tensor, " kept"] | float, inclusive: bool = False, ordered: bool = True
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Pairs of distinct rows nearer than ``reach``, or than the row's own, with their distances.
-
-        Within one set i < j, unless they are not to be ordered: then each is looked at from both ends.
-        """
-        own = torch.zeros(self.distinct, dtype=torch.float64, device=self._rows.x.device)
-        own[:] = reach
-        for i, j, away in self._open(own):
-            near = (away <= own[i]) if inclusive else (away < own[i])
-            if self._within and ordered:
-                near &= i < j
-            if bool(near.any()):
-                yield i[near], j[near], away[near]
-
-    def _open(self, reach: Float[Tensor, " kept"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Every pair the screen cannot place beyond its row's reach, with its distance."""
-        screen, minima = self._screened.screen, self._screened.minima
-        every = torch.arange(len(minima), device=minima.device)
-        own = torch.zeros(len(minima), dtype=torch.float64, device=minima.device)
-        own[: self.distinct] = reach
-        limits = screen.limits(every, own)
-        parts = every.split(_LOOKED_AT)
-        open_ = torch.cat([screen.open_blocks(rows, minima[rows], limits[rows])[0] for rows in parts])
-        return self._certified(screen, open_, limits)
-
-    def _certified(
-        self, screen: Screen, open_: Bool[Tensor, "row block"], limits: Float[Tensor, " row"]
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Every pair the screen leaves open, with its distance."""
-        rows, columns = self._rows.first, self._columns.first
-        size = _CERTIFIED.get(rows.device.type, _CERTIFIED["cpu"])
-        for firsts, seconds in screen.candidates(open_.T.nonzero(), limits):
-            for i, j in zip(firsts.split(size), seconds.split(size), strict=True):
-                yield i, j, row_distances(rows[i], columns[j])
+    They are the nearest of every piece of its most promising blocks, as far as the screen can tell, with
+    a distance to each that is certainly not exceeded; infinite where a piece has no other row.
+    """
+    count, screen = len(scan.rows.firsts), scan.screened.screen
+    minima = scan.screened.minima[:count]
+    blocks = min(_PROMISING, minima.shape[1])
+    chosen = minima.topk(blocks, dim=1, largest=False).indices.flatten()
+    rows = torch.arange(count, device=chosen.device).repeat_interleave(blocks)
+    order = chosen.argsort(stable=True)
+    pieces = 2 ** math.ceil(math.log2(_NEAR / blocks))  # of each block
+    columns, highest = screen.block_nearest(torch.stack([chosen[order], rows[order]], dim=1), pieces)
+    near, bounds = torch.empty_like(columns), torch.empty_like(highest)
+    near[order] = scan.columns.firsts[columns.clamp_max(screen.columns.count - 1)]
+    bounds[order] = highest
+    return near.view(count, -1), bounds.view(count, -1)
 
 
 Rows = Tensor | np.ndarray | Sequence[Any]
 
 
 def closest_pairs(vectors: Rows, k: int = 10, *, others: Rows | None = None) -> list[Pair]:
-    """The k closest pairs of rows: (i, j, distance), nearest first, certified in float64.
+    """The k closest pairs of rows, certified: (first, second, distance), nearest first.
 
-    With ``others`` i is a row of ``vectors`` and j one of ``others``. There are always k pairs, or all there
-    are; equally close ones come in the order of i, then of j. Integers up to 2^53 and booleans count as
-    numbers; coordinates beyond 1e150, NaN, infinity and complex numbers are refused.
+    Every pair is screened by a matrix product with a proven error bound, and what that cannot exclude is
+    recomputed by float64 differences, so the answer does not depend on the device or on how the work is
+    cut. The cost is about that of the product of the rows with themselves.
+
+    Args:
+        vectors: rows x d; a tensor, an array or nested lists. Booleans and integers up to 2^53 count as
+            numbers; coordinates beyond 1e150, NaN, infinity and complex numbers are refused.
+        k: how many pairs; all of them where there are fewer.
+        others: rows x d; pairs are then one row of ``vectors`` and one of ``others``.
+
+    Returns:
+        Pairs with the Euclidean distance in the units of the rows; equally close ones in the order of
+        first, then second.
+
+    >>> closest_pairs([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]], k=2)
+    [Pair(first=1, second=2, distance=1.0), Pair(first=0, second=1, distance=5.0)]
     """
-    return PairScan(as_rows(vectors), None if others is None else as_rows(others)).closest(k)
+    return find_closest(_scan(vectors, others), k)
 
 
 def nearest_neighbours(vectors: Rows, *, others: Rows | None = None) -> Nearest:
-    """The nearest other row of every row, or the nearest of ``others``, certified in float64."""
-    return PairScan(as_rows(vectors), None if others is None else as_rows(others)).nearest
+    """The nearest other row of every row, or the nearest of ``others``, certified as in ``closest_pairs``.
+
+    Args:
+        vectors: rows x d, as in :func:`closest_pairs`.
+        others: rows x d; neighbours are then looked for there, and not in ``vectors``.
+
+    Returns:
+        ``indices`` and ``distances`` (float64, in the units of the rows), one for each row of ``vectors``;
+        the lower index where several are as near.
+
+    >>> nearest_neighbours([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]]).indices.tolist()
+    [1, 2, 1]
+    """
+    return _scan(vectors, others).nearest
 
 
 nearest_neighbors = nearest_neighbours  # as scikit-learn and most of the field spell it
+
+
+def _scan(vectors: Rows, others: Rows | None) -> PairScan:
+    return PairScan(as_rows(vectors), None if others is None else as_rows(others))

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from preimage.devices import by_device
 from preimage.distances.direct import real
 from preimage.errors import OptionError, StatesError
 
@@ -22,7 +23,11 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class RowSet:
-    """Rows, and which of them are the same."""
+    """Rows, and which of them are equal.
+
+    ``same``: for each row the first that equals it. ``firsts``: the first row of every group of equal rows,
+    alone or not; ``repeats``: all others. ``distinct``: the rows at ``firsts``.
+    """
 
     def __init__(self, x: Shaped[Tensor, "row d"]) -> None:
         self.x = x = real(x.detach())
@@ -31,33 +36,29 @@ class RowSet:
         require_finite(x)
         _require_held(x)
         self.same = same_rows(x)
-        order = torch.arange(len(x), device=x.device)
-        self.kept = (self.same == order).nonzero().flatten()  # the first of every group
-        self.twins = (self.same != order).nonzero().flatten()  # the others
-        self.first = x if len(self.kept) == len(x) else x[self.kept]
+        first = self.same == torch.arange(len(x), device=x.device)
+        self.firsts, self.repeats = first.nonzero().flatten(), (~first).nonzero().flatten()
+        self.distinct = x if len(self.firsts) == len(x) else x[self.firsts]
 
     @cached_property
-    def sizes(self) -> Int[Tensor, " kept"]:
-        """How many rows each kept one stands for."""
-        return self.same.bincount(minlength=len(self.x))[self.kept]
+    def sizes(self) -> Int[Tensor, " distinct"]:
+        """How many rows each distinct one stands for."""
+        return self.same.bincount(minlength=len(self.x))[self.firsts]
 
     @cached_property
     def _groups(self) -> dict[int, list[int]]:
-        groups: dict[int, list[int]] = {}
-        for twin, first in zip(self.twins.tolist(), self.same[self.twins].tolist(), strict=True):
-            groups.setdefault(first, [first]).append(twin)
-        return groups
+        return equal_row_groups(self.same)
 
     def group(self, first: int) -> list[int]:
-        """All rows that are the same as the first of a group."""
+        """All rows equal to the first of a group."""
         return self._groups.get(first, [first])
 
     def groups(self) -> list[list[int]]:
         """Every group of more than one row, in the order of its first."""
-        return [self._groups[first] for first in sorted(self._groups)]
+        return list(self._groups.values())
 
-    def twin_pairs(self, k: int) -> list[tuple[int, int]]:
-        """The first k pairs of rows that are the same, by their first row, then by their second."""
+    def equal_pairs(self, k: int) -> list[tuple[int, int]]:
+        """The first k pairs of equal rows, by their first row, then by their second."""
         return list(islice(merge(*(combinations(group, 2) for group in self.groups())), k))
 
 
@@ -80,7 +81,7 @@ def as_rows(vectors: Tensor | np.ndarray | Sequence[Any]) -> Shaped[Tensor, "row
 
 def require_finite(x: Float[Tensor, "row d"], what: str = "row") -> None:
     """Refuse NaN and infinity, naming the row."""
-    size = _size(x)
+    size = by_device(_ROWS, x.device)
     for start in range(0, len(x), size):
         part = x[start : start + size]
         if bool(torch.isfinite(part.sum(dtype=torch.float64))):  # what is not finite carries through a sum
@@ -96,8 +97,9 @@ def _require_held(x: Float[Tensor, "row d"]) -> None:
     """Refuse numbers whose squares would leave float64, naming the row."""
     if x.dtype != torch.float64:
         return  # other types end long before
-    for start in range(0, len(x), _size(x)):
-        largest = x[start : start + _size(x)].abs().amax(dim=1)
+    size = by_device(_ROWS, x.device)
+    for start in range(0, len(x), size):
+        largest = x[start : start + size].abs().amax(dim=1)
         if float(largest.max()) > LARGEST:
             row = int((largest > LARGEST).nonzero()[0])
             raise StatesError(
@@ -109,22 +111,33 @@ def _require_held(x: Float[Tensor, "row d"]) -> None:
 
 def same_rows(x: Float[Tensor, "row d"]) -> Int[Tensor, " row"]:
     """For each row the first row that equals it to the bit, itself if there is none; -0.0 counts as 0.0."""
-    keys = (
-        torch.cat([_hash(part) for part in x.split(_size(x))]) if len(x) else x.new_empty(0, dtype=torch.long)
-    )
+    if not len(x):
+        return torch.empty(0, dtype=torch.long, device=x.device)
+    size, order = by_device(_ROWS, x.device), torch.arange(len(x), device=x.device)
+    keys = torch.cat([_hash(part) for part in x.split(size)])
     _, group = keys.unique(return_inverse=True)
     first = torch.full((len(x),), len(x), device=x.device)
-    first.scatter_reduce_(0, group, torch.arange(len(x), device=x.device), "amin")
+    first.scatter_reduce_(0, group, order, "amin")
     same = first[group]
-    moved = (same != torch.arange(len(x), device=x.device)).nonzero().flatten()
-    for part in moved.split(_size(x)):
+    for part in (same != order).nonzero().flatten().split(size):
         if not torch.equal(x[part], x[same[part]]):  # two rows with one hash: compare them in full
             return _same_rows_in_full(x)
     return same
 
 
-def _size(x: Tensor) -> int:
-    return _ROWS.get(x.device.type, _ROWS["cpu"])
+def equal_row_groups(same: Int[Tensor, " row"]) -> dict[int, list[int]]:
+    """The groups of more than one equal row, by their first and in its order; ``same``: of same_rows."""
+    repeats = (same != torch.arange(len(same), device=same.device)).nonzero().flatten()
+    groups: dict[int, list[int]] = {}
+    for row, first in zip(repeats.tolist(), same[repeats].tolist(), strict=True):
+        groups.setdefault(first, [first]).append(row)
+    return dict(sorted(groups.items()))
+
+
+def count_equal_pairs(same: Int[Tensor, " row"]) -> int:
+    """How many pairs of rows are equal; ``same``: of same_rows."""
+    sizes = same.bincount()
+    return int((sizes * (sizes - 1) // 2).sum())
 
 
 def _hash(x: Tensor) -> Tensor:

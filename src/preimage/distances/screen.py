@@ -7,14 +7,14 @@ as it takes.
 
 What a screened value says about a reported distance D_ij, and where each part comes from:
 
-* |v_ij - |y_i - y_j|^2| <= E (a_i + a_j)^2 + U. Floating-point sums of n products, in any order, are off by
-  at most gamma_n = n u / (1 - n u) times the sum of the absolute products (u: unit of the sums), which is at
-  most (a_i + a_j)^2; 4 u more cover the pieces of the squares, gamma_(n + 8) of float64 the squares
-  themselves. U is what underflows.
+* |v_ij - |y_i - y_j|^2| <= E (a_i + a_j)^2 + U (``Screen.value_error``). Floating-point sums of n products,
+  in any order, are off by at most gamma_n = n u / (1 - n u) times the sum of the absolute products (u: unit
+  of the sums), which is at most (a_i + a_j)^2; 4 u more cover the pieces of the squares, gamma_(n + 8) of
+  float64 the squares themselves. U is what underflows.
 * | |y_i - y_j| - s |x_i - x_j| | <= rho_i + rho_j <= slack_i, with the largest rho of all columns.
 * D_ij is off |x_i - x_j| by at most eta of it (``direct.relative_error``) and the smallest float64.
 * Norms and bounds are computed in float64 themselves: a factor 1 + 4 gamma_(n + 8) is more than their norms
-  and some forty roundings can lose.
+  and some forty roundings can lose (``_cushion``: every bound is widened by it).
 
 So a pair is dropped only where these exclude it, and nothing is decided by a comparison of two roundings of
 one number.
@@ -33,15 +33,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from preimage.devices import by_device
 from preimage.distances.arithmetic import FLOAT32, FLOAT64, Arithmetic
 from preimage.distances.direct import relative_error
-from preimage.distances.histogram import Histogram, counted
+from preimage.distances.histogram import Histogram, bin_counts
 
 BLOCK = 256  # columns whose smallest screened value is kept for every row
 _TILE = {"cpu": 2048, "cuda": 16384}  # rows and columns of one product; a multiple of BLOCK
 _PREPARED = {"cpu": 512, "cuda": 16384}  # rows prepared at once, so that they stay in the cache
 _DECIDED = {"cpu": 4096, "cuda": 2**17}  # rows of a block looked at again together
 _STEEPEST = 1000  # power of two by which the smallest numbers are scaled up
+_NOT_ZERO = 1e-300  # divides in place of 0
 
 
 class Tile(NamedTuple):
@@ -51,7 +53,7 @@ class Tile(NamedTuple):
     columns: slice
 
 
-class TileFound(NamedTuple):
+class TileMinima(NamedTuple):
     """What one tile knows: the smallest screened value of each row in each block of columns, within one set
     also of each column in each block of rows, and how its values are distributed if that is counted."""
 
@@ -61,18 +63,30 @@ class TileFound(NamedTuple):
 
 
 # Runs tiles, here or elsewhere, or finds what was kept of them; results in the order of the tiles.
-EachTile: TypeAlias = Callable[["Screen", Sequence[Tile], bool], Iterable[TileFound]]
+EachTile: TypeAlias = Callable[["Screen", Sequence[Tile], bool], Iterable[TileMinima]]
 
 
-def here(screen: Screen, tiles: Sequence[Tile], counting: bool) -> Iterator[TileFound]:
+def here(screen: Screen, tiles: Sequence[Tile], counting: bool) -> Iterator[TileMinima]:
     """One tile after another in this process."""
     return (screen.find(tile, counting) for tile in tiles)
 
 
 class Side:
-    """One set of rows as the screen sees it, filled up to whole blocks with rows infinitely far away."""
+    """One set of rows as the screen sees it, filled up to whole blocks with rows infinitely far away.
+
+    ``left`` and ``right`` (row x column) are multiplied; ``norms`` are the a_i of the proof, ``block_norms``
+    the largest of each block, ``rounding`` the rho_i.
+    """
 
     def __init__(self, x: Float[Tensor, "row d"], centre: Centre, arithmetic: Arithmetic) -> None:
+        # The columns the proof rests on, for p pieces of a squared norm; their product is |y_i - y_j|^2:
+        #
+        #   column   0 .. d-1      d .. d+p-1              d+p .. d+2p-1           up to a multiple of 8
+        #   left    -2 y_i         a_i^2, piece by piece   1 .. 1                  0 .. 0
+        #   right    y_j           1 .. 1                  a_j^2, piece by piece   0 .. 0
+        #   product -2 y_i.y_j   + a_i^2                 + a_j^2                 + 0
+        #
+        # Rows that only fill up a block are 0 with an infinite first piece: infinitely far from all others.
         self.count, d = x.shape
         padded = max(1, -(-len(x) // BLOCK)) * BLOCK
         width, pieces = arithmetic.width(d), arithmetic.pieces
@@ -80,8 +94,8 @@ class Side:
         self.right = torch.empty_like(self.left)
         self.norms = torch.zeros(padded, dtype=torch.float64, device=x.device)
         self.rounding = torch.zeros_like(self.norms)
-        ours, theirs = slice(d, d + pieces), slice(d + pieces, d + 2 * pieces)
-        for part in _ranges(len(x), _size(_PREPARED, x.device)):
+        own_pieces, other_pieces = slice(d, d + pieces), slice(d + pieces, d + 2 * pieces)
+        for part in _ranges(len(x), by_device(_PREPARED, x.device)):
             exact = (x[part].to(torch.float64) - centre.mean).mul_(centre.scale)
             rounded = arithmetic.rounded(exact)
             kept = rounded.to(torch.float64)
@@ -96,7 +110,7 @@ class Side:
         # the difference to the centre was rounded too, by a unit of |y| and what rounding changed
         self.rounding += 2 * FLOAT64.unit * (self.norms + self.rounding)
         self.rounding *= _cushion(d)
-        for side, ones in ((self.left, theirs), (self.right, ours)):
+        for side, ones in ((self.left, other_pieces), (self.right, own_pieces)):
             side[len(x) :], side[:, d + 2 * pieces :], side[:, ones] = 0, 0, 1
         self.left[len(x) :, d] = self.right[len(x) :, d + pieces] = torch.inf
         self.blocks = padded // BLOCK
@@ -113,13 +127,13 @@ class Centre(NamedTuple):
     def of(cls, *sets: Float[Tensor, "_ d"]) -> Centre:
         """The mean of the first set; a scale for all."""
         mean = torch.zeros(sets[0].shape[1], dtype=torch.float64, device=sets[0].device)
-        for part in _ranges(len(sets[0]), _size(_PREPARED, mean.device)):
+        for part in _ranges(len(sets[0]), by_device(_PREPARED, mean.device)):
             mean += sets[0][part].sum(dim=0, dtype=torch.float64)
         mean /= len(sets[0])
         reach = torch.zeros_like(mean)
         for rows in sets:
             reach = reach.maximum(mean - rows.amin(dim=0)).maximum(rows.amax(dim=0) - mean)
-        largest = max(float(reach.max()), 1e-300)
+        largest = max(float(reach.max()), _NOT_ZERO)
         longest = float(torch.linalg.vector_norm(reach / largest)) * largest
         _, exponent = math.frexp(longest)
         return cls(mean, 2.0 ** -max(exponent, -_STEEPEST))
@@ -138,7 +152,7 @@ class Screen:
         centre = Centre.of(x) if other is None else Centre.of(x, other)
         self.arithmetic = arithmetic
         self.scale = centre.scale
-        self.within = other is None
+        self.one_set = other is None
         self.rows = Side(x, centre, arithmetic)
         self.columns = self.rows if other is None else Side(other, centre, arithmetic)
         n, unit = x.shape[1] + 2 * arithmetic.pieces, arithmetic.unit
@@ -149,18 +163,20 @@ class Screen:
         self._underflow = 2 * n * torch.finfo(arithmetic.sums).tiny
         smallest = math.ulp(0.0) * self.scale  # a distance is no finer than that
         self.slack = (self.rows.rounding + self.columns.rounding.max() + smallest) * self.cushion
-        self._tile = tile or _size(_TILE, x.device)
+        self._tile = tile or by_device(_TILE, x.device)
         self._buffer: Tensor | None = None
 
-    def bound(self, rows: Tensor, norms: Tensor) -> Float[Tensor, "some other"]:
-        """The largest error of screened values of rows against columns of these norms."""
-        return self._off(self.rows.norms[rows][:, None] + norms[None, :])
+    def value_error(self, a: Float[Tensor, "*rows"], b: Float[Tensor, "*columns"]) -> Float[Tensor, "*pairs"]:
+        """The proven bound: |v_ij - |y_i - y_j|^2| <= E (a_i + a_j)^2 + U, broadcast.
 
-    def _off(self, lengths: Tensor) -> Tensor:
-        """E (a_i + a_j)^2 + U; the sums of the lengths are overwritten."""
-        return lengths.square_().mul_(self._error).add_(self._underflow)
+        In words: a screened value is off the squared distance of the rounded rows by no more than the square
+        of the sum of their lengths, times the relative error E of a sum of products, plus what underflows.
+        """
+        return (a + b).square_().mul_(self._error).add_(self._underflow)
 
-    def at_most(self, rows: Int[Tensor, " some"], highest: Float[Tensor, "some other"]) -> Tensor:
+    def distances_at_most(
+        self, rows: Int[Tensor, " some"], highest: Float[Tensor, "some other"]
+    ) -> Float[Tensor, "some other"]:
         """Distances not exceeded where |y_i - y_j|^2 is at most ``highest``, which is overwritten."""
         scaled = highest.clamp_min_(0).sqrt_().add_(self.slack[rows][:, None])
         return scaled.mul_((1 + self.eta) * self.cushion / self.scale)
@@ -173,7 +189,7 @@ class Screen:
             Tile(a, b)
             for a in _ranges(len(self.rows.left), self._tile)
             for b in _ranges(len(self.columns.left), self._tile)
-            if not (self.within and b.start < a.start)
+            if not (self.one_set and b.start < a.start)
         ]
 
     def minima(self, histogram: Histogram | None = None, each: EachTile = here) -> Float[Tensor, "row block"]:
@@ -181,7 +197,7 @@ class Screen:
 
         With ``histogram`` every pair is counted there on the way.
         """
-        found = torch.full(
+        minima = torch.full(
             (len(self.rows.left), self.columns.blocks),
             torch.inf,
             dtype=self.arithmetic.sums,
@@ -189,23 +205,23 @@ class Screen:
         )
         tiles = self.tiles()
         for (a, b), tile in zip(tiles, each(self, tiles, histogram is not None), strict=True):
-            found[a, _blocks(b)] = tile.rows
+            minima[a, _blocks(b)] = tile.rows
             if tile.columns is not None:
-                found[b, _blocks(a)] = tile.columns
+                minima[b, _blocks(a)] = tile.columns
             if histogram is not None and tile.counts is not None:
                 histogram.counts += tile.counts
         self._buffer = None
-        return found
+        return minima
 
-    def find(self, tile: Tile, counting: bool = False) -> TileFound:
+    def find(self, tile: Tile, counting: bool = False) -> TileMinima:
         """What one tile knows; it depends on nothing but the rows."""
         values = self._values(tile)
-        diagonal = self.within and tile.rows == tile.columns
-        counts = counted(values, upper=diagonal) if counting else None
+        diagonal = self.one_set and tile.rows == tile.columns
+        counts = bin_counts(values, above_diagonal=diagonal) if counting else None
         across = values.view(len(values), -1, BLOCK).amin(dim=2)
-        if diagonal or not self.within:
-            return TileFound(across, None, counts)
-        return TileFound(across, values.view(-1, BLOCK, values.shape[1]).amin(dim=1).T, counts)
+        if diagonal or not self.one_set:
+            return TileMinima(across, None, counts)
+        return TileMinima(across, values.view(-1, BLOCK, values.shape[1]).amin(dim=1).T, counts)
 
     def _values(self, tile: Tile) -> Float[Tensor, "row column"]:
         """Screened values of a tile, what is no pair infinite; overwritten by the next tile's."""
@@ -215,14 +231,14 @@ class Screen:
             self._buffer = torch.empty(size, dtype=self.arithmetic.sums, device=left.device)
         out = self._buffer[: len(left) * len(right)].view(len(left), len(right))
         values = self.arithmetic.product(left, right, out)
-        if self.within and tile.rows == tile.columns:
+        if self.one_set and tile.rows == tile.columns:
             values.fill_diagonal_(torch.inf)
         return values
 
     def row_values(self, rows: Int[Tensor, " some"]) -> Float[Tensor, "some column"]:
         """Screened values of a few rows against all columns, what is no pair infinite."""
         values = self.arithmetic.product(self.rows.left[rows], self.columns.right)
-        if self.within:
+        if self.one_set:
             values.scatter_(1, rows[:, None], torch.inf)
         return values
 
@@ -248,14 +264,17 @@ class Screen:
 
         Without limits: what no nearest neighbour of a row exceeds.
         """
-        error = self.bound(rows, self.columns.block_norms)
+        error = self.value_error(self.rows.norms[rows][:, None], self.columns.block_norms)
         if limits is None:
-            limits = self.limits(rows, self.at_most(rows, (minima + error).amin(dim=1, keepdim=True))[:, 0])
+            nearest = self.distances_at_most(rows, (minima + error).amin(dim=1, keepdim=True))[:, 0]
+            limits = self.squared_limits(rows, nearest)
         return error.add_(limits[:, None]) >= minima, limits
 
-    def limits(self, rows: Int[Tensor, " some"], reach: Float[Tensor, " some"]) -> Float[Tensor, " some"]:
-        """What |y_i - y_j|^2 does not exceed for pairs no farther apart than ``reach``, row by row."""
-        scaled = reach * self.scale * (1 + self.eta) + self.slack[rows]
+    def squared_limits(
+        self, rows: Int[Tensor, " some"], radii: Float[Tensor, " some"]
+    ) -> Float[Tensor, " some"]:
+        """What |y_i - y_j|^2 does not exceed for pairs no farther apart than ``radii``, row by row."""
+        scaled = radii * self.scale * (1 + self.eta) + self.slack[rows]
         return scaled.square_().mul_(self.cushion).masked_fill_(rows >= self.rows.count, -torch.inf)
 
     def candidates(
@@ -263,11 +282,12 @@ class Screen:
     ) -> Iterator[tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]]:
         """The pairs that may lie within the rows' squared limits; entries: (block, row), blocks in order."""
         for blocks, rows, values in self._block_values(entries):
-            highest = limits[rows] + self._off(self.rows.norms[rows] + self.columns.block_norms[blocks])
+            error = self.value_error(self.rows.norms[rows], self.columns.block_norms[blocks])
+            highest = limits[rows] + error
             entry, inside = (values <= _rounded_up(highest, values.dtype)[:, None]).nonzero().T
             first, second = rows[entry], blocks[entry] * BLOCK + inside
             pairs = second < self.columns.count
-            if self.within:
+            if self.one_set:
                 pairs &= first != second
             yield first[pairs], second[pairs]
 
@@ -276,24 +296,24 @@ class Screen:
     ) -> tuple[Int[Tensor, "entry piece"], Float[Tensor, "entry piece"]]:
         """For each (block, row), blocks in order: in each piece of the block the column with the smallest
         screened value, and a distance it does not exceed; infinite where there is none."""
-        found: list[Tensor] = []
+        nearest: list[Tensor] = []
         highest: list[Tensor] = []
         for blocks, rows, values in self._block_values(entries):
-            if self.within:
+            if self.one_set:
                 own = (blocks == rows // BLOCK).nonzero().flatten()
                 values[own, rows[own] % BLOCK] = torch.inf
             value, inside = values.view(len(values), pieces, -1).min(dim=2)
             starts = torch.arange(0, BLOCK, BLOCK // pieces, device=rows.device)
-            found.append(blocks[:, None] * BLOCK + starts + inside)
-            error = self._off(self.rows.norms[rows] + self.columns.block_norms[blocks])
-            highest.append(self.at_most(rows, value.double() + error[:, None]))
-        return torch.cat(found), torch.cat(highest)
+            nearest.append(blocks[:, None] * BLOCK + starts + inside)
+            error = self.value_error(self.rows.norms[rows], self.columns.block_norms[blocks])
+            highest.append(self.distances_at_most(rows, value.double() + error[:, None]))
+        return torch.cat(nearest), torch.cat(highest)
 
     def _block_values(
         self, entries: Int[Tensor, "entry 2"]
     ) -> Iterator[tuple[Int[Tensor, " some"], Int[Tensor, " some"], Float[Tensor, "some inside"]]]:
         """Screened values of rows against the columns of a block; entries: (block, row), blocks in order."""
-        for part in entries.split(_size(_DECIDED, entries.device)):
+        for part in entries.split(by_device(_DECIDED, entries.device)):
             blocks, rows = part.T
             left = self.rows.left[rows]
             values = torch.empty(len(rows), BLOCK, dtype=self.arithmetic.sums, device=left.device)
@@ -308,7 +328,7 @@ class Screen:
 
 def bare_products(x: Float[Tensor, "row d"], arithmetic: Arithmetic = FLOAT32) -> None:
     """The products a screen makes, and nothing else: what certified distances are measured against."""
-    tile = _size(_TILE, x.device)
+    tile = by_device(_TILE, x.device)
     rows = x.to(arithmetic.storage)
     buffer = torch.empty(min(tile, len(rows)) ** 2, dtype=arithmetic.sums, device=x.device)
     for a in _ranges(len(rows), tile):
@@ -319,10 +339,12 @@ def bare_products(x: Float[Tensor, "row d"], arithmetic: Arithmetic = FLOAT32) -
 
 
 def _gamma(n: int, unit: float) -> float:
+    """The relative error of a sum of n products, in any order, by additions of this unit."""
     return n * unit / (1 - n * unit)
 
 
 def _cushion(n: int) -> float:
+    """A factor a little above 1: what computing a bound of n terms in float64 may itself lose."""
     return 1 + 4 * _gamma(n + 8, FLOAT64.unit)
 
 
@@ -337,7 +359,3 @@ def _blocks(part: slice) -> slice:
 def _ranges(count: int, size: int) -> Iterator[slice]:
     for start in range(0, count, size):
         yield slice(start, min(start + size, count))
-
-
-def _size(sizes: dict[str, int], device: torch.device) -> int:
-    return sizes.get(device.type, sizes["cpu"])

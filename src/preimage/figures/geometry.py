@@ -16,8 +16,8 @@ Quantity = Callable[[LayerGeometry], float | None]
 COLOURS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f"]
 _MARGIN, _RATIO = "normalised margin, quantile", "normalised co-Lipschitz, quantile"
 _NORMALISED: dict[str, Quantity] = {
-    _MARGIN: lambda found: found.normalised_margin_quantile,
-    _RATIO: lambda found: found.normalised_colipschitz_quantile,
+    _MARGIN: lambda layer: layer.normalised_margin_quantile,
+    _RATIO: lambda layer: layer.normalised_colipschitz_quantile,
 }
 
 
@@ -27,9 +27,9 @@ def layer_figure(shapes: Mapping[str, Geometry]) -> go.Figure:
     return _panels(
         {name: shape.layers for name, shape in shapes.items()},
         {
-            "mean norm": lambda found: found.mean_norm,
-            "margin, quantile": lambda found: found.margin_quantile,
-            "co-Lipschitz, quantile": lambda found: found.colipschitz_quantile,
+            "mean norm": lambda layer: layer.mean_norm,
+            "margin, quantile": lambda layer: layer.margin_quantile,
+            "co-Lipschitz, quantile": lambda layer: layer.colipschitz_quantile,
         },
         "Raw geometry by layer",
     )
@@ -87,9 +87,9 @@ def family_figure(shapes: Mapping[str, Geometry]) -> go.Figure:
 def quantised_figure(shape: Geometry) -> go.Figure:
     """Figure 4: full precision against fewer bits, by layer."""
     quantities: dict[str, Quantity] = {
-        "mean norm": lambda found: found.mean_norm,
+        "mean norm": lambda layer: layer.mean_norm,
         _MARGIN: _NORMALISED[_MARGIN],
-        "collisions": lambda found: float(found.collisions),
+        "collisions": lambda layer: float(layer.collisions),
         _RATIO: _NORMALISED[_RATIO],
     }
     return _panels(shape.sets, quantities, "States in fewer bits")
@@ -100,12 +100,12 @@ def near_collision_figure(shape: Geometry) -> go.Figure:
     sets = shape.sets
     figure = make_subplots(rows=len(sets), cols=1, subplot_titles=list(sets), shared_xaxes=True)
     for row, layers in enumerate(sets.values(), start=1):
-        found = list(layers.values())
-        eps = list(found[0].near_collisions)
+        measured = list(layers.values())
+        eps = list(measured[0].near_collisions)
         figure.add_heatmap(
             x=[str(layer) for layer in layers],
             y=eps,
-            z=[[math.log10(one.near_collisions[e] or math.nan) for one in found] for e in eps],
+            z=[[math.log10(one.near_collisions[e] or math.nan) for one in measured] for e in eps],
             coloraxis="coloraxis",
             row=row,
             col=1,
@@ -143,7 +143,7 @@ def _panels(
         for column, quantity in enumerate(quantities.values(), start=1):
             figure.add_scatter(
                 x=x,
-                y=[quantity(found) or None for found in layers.values()],  # a logarithmic axis has no 0
+                y=[quantity(measured) or None for measured in layers.values()],  # a logarithmic axis has no 0
                 name=name,
                 legendgroup=name,
                 showlegend=column == 1,

@@ -13,9 +13,9 @@ from preimage.training.trajectory_result import Checkpoint, Trajectory
 BEGINNING = 0.5  # where a logarithmic axis shows step 0
 
 _PANELS: dict[str, Callable[[Checkpoint], float]] = {
-    "normalised margin, quantile: smallest over layers": lambda at: at.smallest("normalised_margin_quantile")[
-        1
-    ],
+    "normalised margin, quantile: smallest over layers": (
+        lambda at: at.smallest("normalised_margin_quantile")[1]
+    ),
     "normalised margin, quantile: last layer": lambda at: at.last.normalised_margin_quantile,
     "normalised co-Lipschitz, quantile: smallest over layers": (
         lambda at: at.smallest("normalised_colipschitz_quantile")[1]

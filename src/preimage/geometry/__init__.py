@@ -7,9 +7,10 @@ from preimage.lazy import lazy_names
 if TYPE_CHECKING:
     from preimage.geometry.measuring import measure_geometry as measure_geometry
     from preimage.geometry.options import GeometryOptions as GeometryOptions
+    from preimage.geometry.options import SweepOptions as SweepOptions
     from preimage.geometry.propagating import propagate as propagate
-    from preimage.geometry.quantisers import Grid as Grid
     from preimage.geometry.quantisers import Quantiser as Quantiser
+    from preimage.geometry.quantisers import QuantiserGrid as QuantiserGrid
     from preimage.geometry.result import Geometry as Geometry
     from preimage.geometry.result import GeometrySweep as GeometrySweep
     from preimage.geometry.result import Interval as Interval
@@ -26,9 +27,9 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "measuring": "measure_geometry",
-        "options": "GeometryOptions",
+        "options": "GeometryOptions SweepOptions",
         "propagating": "propagate",
-        "quantisers": "Grid Quantiser",
+        "quantisers": "Quantiser QuantiserGrid",
         "result": "Geometry GeometrySweep Interval LayerGeometry LayerSet Setting StepReport Subsets "
         "SweptGeometry",
         "sweeping": "measure_model sweep_geometry",

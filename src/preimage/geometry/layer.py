@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from preimage.distances import PairScan, norms
+from preimage.distances import PairScan, count_below, count_equal_pairs, norms
 from preimage.distances.prompt_distances import PromptDistances
 from preimage.geometry.options import GeometryOptions
 from preimage.geometry.ratios import Ratios, largest_ratio, measure_ratios
@@ -19,6 +19,7 @@ from preimage.layers import Layer
 _ROWS = 4096  # looked at together
 _TENTHS = 10  # a subset is one of so many parts
 _FEWEST = 10  # prompts of a subset
+_TIED = 1 + 1e-9  # two nearest states are equally far, up to last bits, where one is not farther by this
 
 
 def measure_layer(
@@ -33,26 +34,24 @@ def measure_layer(
     """Everything about one set of states; ``same`` names for each the first equal to it, if not its bits."""
     scan = PairScan(x)
     ratios = measure_ratios(scan, prompts)
-    sizes = (scan.same if same is None else same).bincount()
-    least = _least(x, ratios, options.quantile)
-    mean_norm, alpha = least["mean_norm"], least["colipschitz"]
-    upper = largest_ratio(scan, prompts, x)
-    long = prompts.largest if prompts.name == "hamming" else None
-    near = _shares(scan, options.eps)
-    relative = _shares(scan, [eps * mean_norm for eps in options.eps])
+    same = scan.rows.same if same is None else same
+    smallest = _smallest(x, ratios, options.quantile)
+    mean_norm, colipschitz = smallest["mean_norm"], smallest["colipschitz"]
+    lipschitz = largest_ratio(scan, prompts, x)
+    length = prompts.largest if prompts.name == "hamming" else None
     return LayerGeometry(
         layer=layer,
         states=len(x),
         pairs=scan.pairs,
-        distinct=int((sizes > 0).sum()),
-        **least,
-        length_colipschitz=None if long is None else alpha * long,
-        length_colipschitz_quantile=None if long is None else least["colipschitz_quantile"] * long,
-        upper=upper,
-        distortion=upper / alpha if alpha else None,
-        collisions=int((sizes * (sizes - 1) // 2).sum()),
-        near_collisions={f"{eps:g}": share for eps, share in zip(options.eps, near, strict=True)},
-        relative_near_collisions={f"{e:g}": share for e, share in zip(options.eps, relative, strict=True)},
+        distinct=len(same.unique()),
+        **smallest,
+        length_colipschitz=None if length is None else colipschitz * length,
+        length_colipschitz_quantile=None if length is None else smallest["colipschitz_quantile"] * length,
+        lipschitz=lipschitz,
+        distortion=lipschitz / colipschitz if colipschitz else None,
+        collisions=count_equal_pairs(same),
+        near_collisions=_near_shares(scan, options.eps),
+        relative_near_collisions=_near_shares(scan, options.eps, mean_norm),
         anisotropy=_anisotropy(x),
         intrinsic_dimension=_intrinsic_dimension(ratios),
         quantised=report,
@@ -72,18 +71,18 @@ def measure_subsets(
     if not options.subsets or size < _FEWEST:
         return None
     generator = torch.Generator().manual_seed(options.seed)  # the same prompts at every layer
-    found: dict[str, list[float]] = {}
+    drawn: dict[str, list[float]] = {}
     for _ in range(options.subsets):
         rows = torch.randperm(len(x), generator=generator)[:size].to(x.device)
         some = x[rows]
         ratios = measure_ratios(PairScan(some), prompts.subset(rows))
-        values = _least(some, ratios, options.quantile) | {"anisotropy": _anisotropy(some)}
+        values = _smallest(some, ratios, options.quantile) | {"anisotropy": _anisotropy(some)}
         dimension = _intrinsic_dimension(ratios)
         if dimension is not None:
             values["intrinsic_dimension"] = dimension
         for name, value in values.items():
-            found.setdefault(name, []).append(value)
-    return Subsets(options.subsets, size, {name: _interval(values) for name, values in found.items()})
+            drawn.setdefault(name, []).append(value)
+    return Subsets(options.subsets, size, {name: _interval(values) for name, values in drawn.items()})
 
 
 def _interval(values: Sequence[float]) -> Interval:
@@ -91,24 +90,25 @@ def _interval(values: Sequence[float]) -> Interval:
     return Interval(math.fsum(values) / len(values), float(ends[0]), float(ends[1]))
 
 
-def _least(x: Float[Tensor, "row d"], ratios: Ratios, quantile: float) -> dict[str, float]:
+def _smallest(x: Float[Tensor, "row d"], ratios: Ratios, quantile: float) -> dict[str, float]:
     """Mean norm, margin and co-Lipschitz constants, raw and over the mean norm."""
     mean_norm = float(norms(x).mean())
-    found = {"mean_norm": mean_norm}
+    quantities = {"mean_norm": mean_norm}
     for name, values in (
         ("margin", ratios.first),
         ("colipschitz", ratios.smallest),
         ("nearest_colipschitz", ratios.at_nearest),
     ):
-        found |= {name: float(values.min()), f"{name}_quantile": float(values.quantile(quantile))}
+        quantities |= {name: float(values.min()), f"{name}_quantile": float(values.quantile(quantile))}
     for name in ("margin", "margin_quantile", "colipschitz", "colipschitz_quantile"):
-        found[f"normalised_{name}"] = found[name] / mean_norm if mean_norm else math.nan
-    return found
+        quantities[f"normalised_{name}"] = quantities[name] / mean_norm if mean_norm else math.nan
+    return quantities
 
 
-def _shares(scan: PairScan, eps: Sequence[float]) -> list[float]:
-    """The share of all pairs no farther apart than each eps."""
-    return [count / scan.pairs for count in scan.count_below([math.nextafter(e, math.inf) for e in eps])]
+def _near_shares(scan: PairScan, eps: Sequence[float], unit: float = 1.0) -> dict[str, float]:
+    """The share of all pairs no farther apart than each eps, in units of so much, by that eps."""
+    counts = count_below(scan, [math.nextafter(value * unit, math.inf) for value in eps])
+    return {f"{value:g}": count / scan.pairs for value, count in zip(eps, counts, strict=True)}
 
 
 def _anisotropy(x: Float[Tensor, "row d"]) -> float:
@@ -126,9 +126,9 @@ def _anisotropy(x: Float[Tensor, "row d"]) -> float:
 def _intrinsic_dimension(ratios: Ratios) -> float | None:
     """TwoNN by maximum likelihood: rows over the sum of log(second / first nearest distance).
 
-    Rows whose two nearest are equally far, up to the last bits, say nothing and are left out.
+    Rows whose two nearest are equally far say nothing and are left out.
     """
     first, second = ratios.first, ratios.second
-    some = (first > 0) & (second > first * (1 + 1e-9)) & torch.isfinite(second)
+    some = (first > 0) & (second > first * _TIED) & torch.isfinite(second)
     logs = (second[some] / first[some]).log()
     return float(len(logs) / logs.sum()) if len(logs) else None

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from preimage.collisions import find_collisions
-from preimage.distances import same_rows
+from preimage.distances import equal_row_groups, same_rows
 from preimage.distances.prompt_distances import PromptDistances
 from preimage.errors import OptionError, PromptError
 from preimage.geometry.layer import measure_layer, measure_subsets
-from preimage.geometry.options import GeometryOptions
+from preimage.geometry.options import GeometryChanges, GeometryOptions
 from preimage.geometry.propagating import Stored, propagate
 from preimage.geometry.result import Geometry, LayerGeometry, LayerSet, StepReport
 from preimage.layers import Layer
@@ -25,6 +25,8 @@ from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
 from preimage.states import States
 from preimage.storage import Run
+
+_NOT_ZERO = 1e-300  # divides in place of 0
 
 
 def measure_geometry(
@@ -36,18 +38,36 @@ def measure_geometry(
     device: str | torch.device = "cpu",
     out: str | Path | None = None,
     progress: Progress = silent,
-    **changes: Any,
+    **changes: Unpack[GeometryChanges],
 ) -> Geometry:
     """The diagnostics of arXiv 2511.14808 on the last states of every prompt, at every layer kept.
 
-    ``bits`` are those of quantised states, None for full precision, which is always measured; with
-    ``propagate=True`` they are carried on through ``model``, which must be the one that made them. Prompts
-    must differ, and their ids must be known: co-Lipschitz constants divide by their distance. With ``out``
-    every layer is kept in that run folder as it ends, and calling again continues.
+    All pairs are compared, exactly: a layer costs about the product of its states with themselves, once for
+    every precision, and the subsets a fifth of that.
+
+    Args:
+        states: of at least two prompts, all different, with their token ids: co-Lipschitz constants divide by
+            the prompts' distance.
+        bits: of quantised states, None for full precision, which is always measured.
+        options: everything else that can be chosen; ``bits`` and ``changes``, which are fields of it, go
+            before.
+        model: the one that made the states; ``propagate`` carries quantised states on through it, and
+            collisions in full precision are explained by it.
+        device: where distances are computed.
+        out: a run folder. Every layer is kept there as it ends, and calling again continues.
+        progress: told of every layer.
+
+    >>> import preimage
+    >>> from preimage.models.scratch import new_model
+    >>> model = new_model("llama", "tiny", vocabulary=50, max_length=8, device="cpu")
+    >>> states = preimage.capture(model, [[1, 2, 3], [4, 5, 6], [1, 2, 6]], positions="last")
+    >>> shape = measure_geometry(states, bits=(None, 8), subsets=0)
+    >>> shape.layers[2].pairs, shape.layers[2].margin > 0, shape.quantised[8].layers[2].collisions
+    (3, True, 0)
     """
-    if bits is not None:
-        changes["bits"] = tuple(bits)
     chosen = replace(options or GeometryOptions(), **changes)
+    if bits is not None:
+        chosen = replace(chosen, bits=tuple(bits))
     if states.token_ids is None:
         raise OptionError("The token ids of these states were withheld.", "Capture them with their ids.")
     if len(states) < 2:
@@ -58,33 +78,38 @@ def measure_geometry(
         raise OptionError("propagate needs the model that made the states.", "Give model as well.")
     if model is not None:
         states.require_made_by(model)
-    layers = _Layers(states, chosen, device, model, progress)
-    wanted = [number for number in chosen.bits if number is not None]
     run = Run(plan_of(states.model, states.token_ids, states.layers, chosen), out)
-    found: dict[Layer, dict[int | None, LayerGeometry]] = {}
-    for layer in run.done(states.layers):
+    return measure_states(MeasuredLayers(states, chosen, device, model, progress), run)
+
+
+def measure_states(layers: MeasuredLayers, run: Run, remove: Sequence[str] = ()) -> Geometry:
+    """Every layer that the run has not kept yet; what is named in ``remove`` leaves its folder at the end."""
+    wanted = layers.states.layers
+    measured: dict[Layer, dict[int | None, LayerGeometry]] = {}
+    for layer in run.done(wanted):
         kept = run.items[str(layer)]["precisions"]
-        found[layer] = {measured["bits"]: LayerGeometry.from_dict(measured["found"]) for measured in kept}
+        measured[layer] = {one["bits"]: LayerGeometry.from_dict(one["geometry"]) for one in kept}
 
     def measure(layer: Layer) -> None:
-        found[layer] = layers.at(layer)
-        precisions = [{"bits": number, "found": asdict(g)} for number, g in found[layer].items()]
+        measured[layer] = layers.at(layer)
+        precisions = [{"bits": bits, "geometry": asdict(one)} for bits, one in measured[layer].items()]
         run.keep(layer, {"precisions": precisions})
 
-    run.each(states.layers, measure, progress, "layers measured")
-    found = {layer: found[layer] for layer in states.layers}
+    run.each(wanted, measure, layers.progress, "layers measured")
+    prompts = layers.prompts
     result = Geometry(
-        prompts=len(states),
-        prompt_distance=layers.prompts.name,
-        options=chosen.to_dict(),
-        layers={layer: measured[None] for layer, measured in found.items()},
+        prompts=len(layers.states),
+        prompt_distance=prompts.name,
+        options=layers.options.to_dict(),
+        layers={layer: measured[layer][None] for layer in wanted},
         quantised={
-            number: LayerSet({layer: measured[number] for layer, measured in found.items()})
-            for number in wanted
+            bits: LayerSet({layer: measured[layer][bits] for layer in wanted})
+            for bits in layers.options.bits
+            if bits is not None
         },
-        length=layers.prompts.largest if layers.prompts.name == "hamming" else None,
+        length=prompts.largest if prompts.name == "hamming" else None,
     )
-    run.finish(result.to_dict, {"layers": result.rows})
+    run.finish(result.to_dict, {"layers": result.rows}, remove)
     return result
 
 
@@ -104,7 +129,7 @@ def plan_of(
     }
 
 
-class _Layers:
+class MeasuredLayers:
     """One measurement under way: layer by layer, full precision and every number of bits."""
 
     def __init__(
@@ -116,21 +141,21 @@ class _Layers:
         progress: Progress,
     ) -> None:
         assert states.token_ids is not None
-        self._states, self._options, self._device, self._model = states, options, device, model
-        self._progress = progress
+        self.states, self.options, self._device, self._model = states, options, device, model
+        self.progress, self._ids = progress, states.token_ids
         self.prompts = PromptDistances(states.token_ids, device)
         self._carried: dict[int, dict[Layer, Stored]] = {}
 
     def at(self, layer: Layer) -> dict[int | None, LayerGeometry]:
         """What one layer shows."""
-        self._states.require_finite(layer)
-        x = self._states.last(layer).to(self._device)
-        subsets = measure_subsets(x, self.prompts, self._options)
-        full = measure_layer(layer, x, self.prompts, self._options, subsets=subsets)
+        self.states.require_finite(layer)
+        x = self.states.last(layer).to(self._device)
+        subsets = measure_subsets(x, self.prompts, self.options)
+        full = measure_layer(layer, x, self.prompts, self.options, subsets=subsets)
         if full.collisions:
             full = replace(full, unexplained=self._unexplained(layer, x))
-        found: dict[int | None, LayerGeometry] = {None: full}
-        for bits in self._options.bits:
+        precisions: dict[int | None, LayerGeometry] = {None: full}
+        for bits in self.options.bits:
             if bits is None:
                 continue
             grid, codes, mean = self._stored(layer, x, bits)
@@ -138,38 +163,31 @@ class _Layers:
             report = StepReport(
                 bits=bits,
                 step=step,
-                relative_step=step / max(mean, 1e-300),
+                relative_step=step / max(mean, _NOT_ZERO),
                 occupancy=float((codes != grid.zero.to(codes.dtype)).double().mean()),
-                certified=None if self._options.propagate else grid.certifies(full.margin, x, values),
+                certified=None if self.options.propagate else grid.certifies(full.margin, x, values),
             )
             same = same_rows((codes if grid.shared else values).double())
-            found[bits] = measure_layer(layer, values, self.prompts, self._options, same, report)
-        return found
+            precisions[bits] = measure_layer(layer, values, self.prompts, self.options, same, report)
+        return precisions
 
     def _unexplained(self, layer: Layer, x: Float[Tensor, "row d"]) -> int:
         """How many pairs of equal states no structure explains, by the search for collisions itself."""
-        ids = self._states.token_ids
-        assert ids is not None
-        groups: dict[int, list[tuple[int, ...]]] = {}
-        for row, first in enumerate(same_rows(x).tolist()):
-            groups.setdefault(first, []).append(ids[row])
-        if layer == 0:  # that of the last token, and its place
-            groups = {first: some for first, some in groups.items() if len({row[-1] for row in some}) > 1}
-        alike = [some for some in groups.values() if len(some) > 1]
-        if self._model is None or not alike:
-            return sum(len(some) * (len(some) - 1) // 2 for some in alike)
-        prompts = [row for some in alike for row in some]
+        groups = [[self._ids[row] for row in rows] for rows in equal_row_groups(same_rows(x)).values()]
+        if layer == 0:  # equal there by the same last token, at the same place
+            groups = [group for group in groups if len({row[-1] for row in group}) > 1]
+        if self._model is None or not groups:
+            return sum(len(group) * (len(group) - 1) // 2 for group in groups)
+        prompts = [row for group in groups for row in group]
         return find_collisions(self._model, prompts, [layer], hard_bases=0).unexplained
 
     def _stored(self, layer: Layer, x: Float[Tensor, "row d"], bits: int) -> Stored:
-        quantiser = replace(self._options.quantiser, bits=bits)
-        if not self._options.propagate:
+        quantiser = replace(self.options.quantiser, bits=bits)
+        if not self.options.propagate:
             grid = quantiser.fit(x)
             return Stored(grid, grid.encode(x), float(x.double().abs().mean()))
         if bits not in self._carried:
             assert self._model is not None
-            assert self._states.token_ids is not None
-            self._carried[bits] = propagate(
-                self._model, self._states.token_ids, quantiser, self._states.layers, self._progress
-            )
+            layers = self.states.layers
+            self._carried[bits] = propagate(self._model, self._ids, quantiser, layers, self.progress)
         return self._carried[bits][layer].to(self._device)

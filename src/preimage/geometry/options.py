@@ -1,30 +1,39 @@
-"""Options of the geometry; the same object serves Python, the command line and the saved json."""
+"""Options of the geometry; the same objects serve Python, the command line and the saved json."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from preimage.errors import OptionError
 from preimage.geometry.quantisers import Quantiser
+from preimage.models import LanguageModel
 
-GRID = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+EPSILONS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 
 
 @dataclass(frozen=True)
 class GeometryOptions:
     """What arXiv 2511.14808 leaves open is an option here.
 
-    ``quantile``: of the prompts' own margins and ratios. ``eps``: distances of near-collisions, counted as
-    they are and relative to the mean norm. ``quantiser``: how states are stored in few bits, for each of the
-    ``bits`` that is not None; None is full precision. ``propagate``: every block is given what was stored of
-    the layer before it, at every position, instead of states that are only stored. ``subsets``: random tenths
-    of the prompts that give intervals in full precision, 0 for none, drawn by ``seed``.
+    Attributes:
+        bits: of quantised states, 2 to 16 each; None is full precision, which is always measured.
+        quantile: of the prompts' own margins and ratios, 0 to 1.
+        eps: distances of near-collisions, counted in the units of a state and relative to the mean norm.
+        quantiser: how states are stored, for each of the ``bits`` that is not None.
+        propagate: every block is given what was stored of the layer before it, at every position, instead of
+            states that are only stored.
+        subsets: random tenths of the prompts that give intervals in full precision, 0 for none.
+        seed: of the subsets.
+
+    >>> GeometryOptions(bits=(None, 4), quantiser=Quantiser(granularity="channel")).quantiser.name
+    'channel-absmax'
     """
 
     bits: tuple[int | None, ...] = (None, 8, 4)
     quantile: float = 0.01
-    eps: tuple[float, ...] = GRID
+    eps: tuple[float, ...] = EPSILONS
     quantiser: Quantiser = field(default_factory=Quantiser)
     propagate: bool = False
     subsets: int = 20
@@ -46,3 +55,39 @@ class GeometryOptions:
     def to_dict(self) -> dict[str, Any]:
         """Plain json types."""
         return asdict(self) | {"bits": list(self.bits), "eps": list(self.eps)}
+
+
+class GeometryChanges(TypedDict, total=False):
+    """Single fields of :class:`GeometryOptions`, as keywords; ``bits`` has its own."""
+
+    quantile: float
+    eps: tuple[float, ...]
+    quantiser: Quantiser
+    propagate: bool
+    subsets: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """What a sweep goes over: every combination is one run.
+
+    Attributes:
+        models: names, as :func:`preimage.load` takes them, or models in memory, which keep their dtype.
+        lengths: windows of so many tokens; None: prompts as they are.
+        dtypes: what models given by name are loaded in.
+        quantisers: how states are stored; None: by the quantiser of :class:`GeometryOptions` alone.
+
+    >>> SweepOptions(["smollm2"], lengths=(8, 16, 32)).dtypes
+    ('float32',)
+    """
+
+    models: Sequence[str | LanguageModel]
+    lengths: Sequence[int | None] = (None,)
+    dtypes: Sequence[str] = ("float32",)
+    quantisers: Sequence[Quantiser] | None = None
+
+    def __post_init__(self) -> None:
+        given = [self.models, self.lengths, self.dtypes]
+        if not all(given) or (self.quantisers is not None and not self.quantisers):
+            raise OptionError("A sweep over nothing.", "Give one model, length, dtype and quantiser or more.")

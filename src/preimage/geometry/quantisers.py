@@ -7,7 +7,7 @@ is computed in float64, so that the rounding of states is the quantiser's alone.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -16,23 +16,31 @@ from torch import Tensor
 
 from preimage.distances import relative_error, row_distances
 from preimage.errors import OptionError
-
-GRANULARITIES = ("layer", "channel", "vector")
-RANGES = ("absmax", "minmax", "percentile")
+from preimage.geometry.ranges import GRANULARITIES, RANGES
 
 
 @dataclass(frozen=True)
 class Quantiser:
-    """``bits``: 2 to 16. ``granularity``: one step for the layer, for each channel or for each vector.
+    """How states are stored in few bits; another one is a subclass with its own ``fit``.
 
-    ``range``: "absmax" is symmetric around 0, its codes -(2^(b-1) - 1) .. 2^(b-1) - 1; "minmax" spans the
-    smallest to the largest value, always with 0 in it, by codes 0 .. 2^b - 1; "percentile" is symmetric and
-    cuts off what is larger than that percentile of |h|.
+    Attributes:
+        bits: 2 to 16.
+        granularity: one step for the "layer", for each "channel" or for each "vector" (``GRANULARITIES``).
+        range: "absmax" is symmetric around 0, its codes -(2^(b-1) - 1) .. 2^(b-1) - 1; "minmax" spans the
+            smallest to the largest value, always with 0 in it, by codes 0 .. 2^b - 1; "percentile" is
+            symmetric and cuts off what is larger than that percentile of |h| (``RANGES``).
+        percentile: of |h|, more than 0 and at most 100.
+
+    >>> import torch
+    >>> states = torch.tensor([[0.5, -1.0], [0.1, 0.7]])
+    >>> grid = Quantiser(bits=2).fit(states)
+    >>> grid.encode(states).tolist()
+    [[0, -1], [0, 1]]
     """
 
     bits: int = 8
-    granularity: str = "layer"  # one of GRANULARITIES
-    range: str = "absmax"  # one of RANGES
+    granularity: str = "layer"
+    range: str = "absmax"
     percentile: float = 99.9
 
     def __post_init__(self) -> None:
@@ -48,35 +56,26 @@ class Quantiser:
             raise OptionError(f"percentile is {self.percentile}.", "Give more than 0, at most 100.")
 
     @property
+    def name(self) -> str:
+        """What tells it from others in a sweep, whatever the bits."""
+        return f"{self.granularity}-{self.range}"
+
+    @property
     def codes(self) -> tuple[int, int]:
         """The smallest and the largest code."""
-        if self.range == "minmax":
-            return 0, 2**self.bits - 1
         largest = 2 ** (self.bits - 1) - 1
-        return -largest, largest
+        return (-largest, largest) if RANGES[self.range].symmetric else (0, 2**self.bits - 1)
 
-    def fit(self, x: Float[Tensor, "row d"]) -> Grid:
+    def fit(self, x: Float[Tensor, "row d"]) -> QuantiserGrid:
         """Steps and zero points for these states."""
-        low, high = (end.double() for end in self._reach(x))
+        ends = RANGES[self.range].ends(x, GRANULARITIES[self.granularity], self.percentile)
+        low, high = (end.double() for end in ends)
         first, last = self.codes
-        if self.range == "minmax":
-            low, high = low.clamp_max(0.0), high.clamp_min(0.0)
-            step = (high - low) / (last - first)
-        else:
-            step = high / last
+        symmetric = RANGES[self.range].symmetric
+        step = high / last if symmetric else (high - low) / (last - first)
         step = torch.where(step > 0, step, torch.ones_like(step))  # nothing but zeros: any step will do
-        zero = (first - low / step).round() if self.range == "minmax" else torch.zeros_like(step)
-        return Grid(step, zero, first, last)
-
-    def _reach(self, x: Float[Tensor, "row d"]) -> tuple[Tensor, Tensor]:
-        axes = {"layer": (0, 1), "channel": (0,), "vector": (1,)}[self.granularity]
-        if self.range == "minmax":
-            return x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)
-        if self.range == "absmax":
-            high = x.abs().amax(axes, keepdim=True)
-            return -high, high
-        high = _percentile(x.abs(), axes, self.percentile)
-        return -high, high
+        zero = torch.zeros_like(step) if symmetric else (first - low / step).round()
+        return QuantiserGrid(step, zero, first, last)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain json types."""
@@ -84,8 +83,11 @@ class Quantiser:
 
 
 @dataclass(frozen=True)
-class Grid:
-    """The values a quantiser can store; ``step`` and ``zero`` broadcast over states."""
+class QuantiserGrid:
+    """The values a quantiser can store, by codes ``first`` to ``last``; step and zero broadcast over states.
+
+    ``step`` is in the units of a state, ``zero`` the code of 0.
+    """
 
     step: Float[Tensor, "rows columns"]
     zero: Float[Tensor, "rows columns"]
@@ -97,11 +99,13 @@ class Grid:
         """Whether all rows have the same steps, so that codes alone tell whether they are equal."""
         return self.step.shape[0] == 1
 
-    def at(self, rows: Int[Tensor, " row"]) -> Grid:
+    def at(self, rows: Int[Tensor, " row"]) -> QuantiserGrid:
         """The grid of some of the rows it was fitted to."""
-        if self.shared:
-            return self
-        return Grid(self.step[rows], self.zero[rows], self.first, self.last)
+        return self if self.shared else replace(self, step=self.step[rows], zero=self.zero[rows])
+
+    def to(self, device: torch.device | str) -> QuantiserGrid:
+        """The same grid on another device."""
+        return replace(self, step=self.step.to(device), zero=self.zero.to(device))
 
     def encode(self, x: Float[Tensor, "row d"]) -> Int[Tensor, "row d"]:
         """The nearest codes, ties to even, cut off at the ends."""
@@ -120,13 +124,5 @@ class Grid:
         farthest way any of these states went decides.
         """
         farthest = 2 * float(row_distances(x, stored).max())
-        reach = max(float(self.step.max()) * math.sqrt(x.shape[1]), farthest)
-        return margin > reach * (1 + 8 * relative_error(x.shape[1]))  # all three distances are rounded
-
-
-def _percentile(x: Float[Tensor, "row d"], axes: tuple[int, ...], percent: float) -> Tensor:
-    """The smallest value that so many percent do not exceed; torch.quantile takes 16 million at most."""
-    flat = x.flatten()[:, None] if axes == (0, 1) else (x if axes == (0,) else x.T)
-    rank = max(1, min(len(flat), -(-int(len(flat) * percent * 1000) // 100_000)))
-    value = flat.kthvalue(rank, dim=0).values
-    return value.view(1, 1) if axes == (0, 1) else (value[None, :] if axes == (0,) else value[:, None])
+        moved = max(float(self.step.max()) * math.sqrt(x.shape[1]), farthest)
+        return margin > moved * (1 + 8 * relative_error(x.shape[1]))  # all three distances are rounded

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from preimage.errors import RunFolderError
 from preimage.layers import Layer
-from preimage.storage import SCHEMA, write_json
+from preimage.storage import SCHEMA, read_json, write_json
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -81,8 +86,8 @@ class LayerGeometry:
     normalised_colipschitz_quantile: float
     length_colipschitz: float | None
     length_colipschitz_quantile: float | None
-    upper: float  # the largest D/d
-    distortion: float | None  # upper over colipschitz; None where that is 0
+    lipschitz: float  # the largest D/d
+    distortion: float | None  # lipschitz over colipschitz; None where that is 0
     collisions: int
     near_collisions: dict[str, float]
     relative_near_collisions: dict[str, float]
@@ -94,14 +99,15 @@ class LayerGeometry:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> LayerGeometry:
-        """The inverse of ``asdict``."""
+        """The inverse of ``asdict``, also after json made null of what is not a number."""
         report, subsets = data["quantised"], data["subsets"]
         if report is not None:
             report = StepReport(**report)
         if subsets is not None:
-            named = {name: Interval(**found) for name, found in subsets["intervals"].items()}
-            subsets = Subsets(subsets["count"], subsets["size"], named)
-        return cls(**data | {"quantised": report, "subsets": subsets})
+            intervals = {name: Interval(**_numbers(one)) for name, one in subsets["intervals"].items()}
+            subsets = Subsets(subsets["count"], subsets["size"], intervals)
+        floats = {field.name: data[field.name] for field in fields(cls) if field.type == "float"}
+        return cls(**data | _numbers(floats) | {"quantised": report, "subsets": subsets})
 
 
 @dataclass(frozen=True)
@@ -124,16 +130,21 @@ class Geometry:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Geometry:
-        """The inverse of ``to_dict``, also after json made every key a text."""
+        """The inverse of :meth:`to_dict`, also after json made every key a text."""
         quantised = {int(bits): LayerSet(_layers(some["layers"])) for bits, some in data["quantised"].items()}
         fields = {name: data[name] for name in ("prompts", "prompt_distance", "options")}
         fields["length"] = data.get("length")
         return cls(**fields, layers=_layers(data["layers"]), quantised=quantised)
 
+    @classmethod
+    def load(cls, path: str | Path) -> Geometry:
+        """The inverse of :meth:`save`."""
+        return _load(path, "geometry", cls.from_dict)
+
     @property
     def unexplained(self) -> int:
         """Collisions in full precision, over all layers, that nothing explains."""
-        return sum(found.unexplained or 0 for found in self.layers.values())
+        return sum(measured.unexplained or 0 for measured in self.layers.values())
 
     @property
     def sets(self) -> dict[str, dict[Layer, LayerGeometry]]:
@@ -147,7 +158,7 @@ class Geometry:
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat row a layer and precision, for tables; bits are None in full precision."""
-        found = []
+        rows = []
         for bits, layers in ((None, self.layers), *((b, q.layers) for b, q in self.quantised.items())):
             for layer, measured in layers.items():
                 row: dict[str, Any] = {"bits": bits, **asdict(measured), "layer": str(layer)}
@@ -158,8 +169,8 @@ class Geometry:
                 for name, interval in subsets["intervals"].items():
                     row |= {f"{name}_{end}": value for end, value in interval.items()}
                 names = ("step", "relative_step", "occupancy", "certified")
-                found.append(row | {name: report.get(name) for name in names})
-        return found
+                rows.append(row | {name: report.get(name) for name in names})
+        return rows
 
     def save(self, path: str | Path) -> Path:
         """Write one json document."""
@@ -197,23 +208,43 @@ class GeometrySweep:
 
     runs: tuple[SweptGeometry, ...]
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> GeometrySweep:
+        """The inverse of :meth:`to_dict`."""
+        runs = []
+        for run in data["runs"]:
+            setting = Setting(run["model"], run["length"], run["dtype"], run["quantiser"])
+            geometry = Geometry.from_dict(run | {"length": run["prompt_length"]})
+            runs.append(SweptGeometry(setting, run["identity"], geometry))
+        return cls(tuple(runs))
+
+    @classmethod
+    def load(cls, path: str | Path) -> GeometrySweep:
+        """The inverse of :meth:`save`."""
+        return _load(path, "geometry-sweep", cls.from_dict)
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain json types."""
+        """Plain json types; ``length`` is the sweep's, ``prompt_length`` what all prompts have."""
         return {
             "runs": [
-                {**run.geometry.to_dict(), **asdict(run.setting), "identity": run.identity}
+                {
+                    **run.geometry.to_dict(),
+                    **asdict(run.setting),
+                    "prompt_length": run.geometry.length,
+                    "identity": run.identity,
+                }
                 for run in self.runs
             ]
         }
 
     def by_length(self) -> dict[str, dict[int, Geometry]]:
         """What was measured at several lengths and otherwise alike, by what it has in common."""
-        found: dict[str, dict[int, Geometry]] = {}
+        alike: dict[str, dict[int, Geometry]] = {}
         for run in self.runs:
             if run.setting.length is not None:
-                alike = replace(run.setting, length=None).name.replace("_whole", "")
-                found.setdefault(alike, {})[run.setting.length] = run.geometry
-        return {name: lengths for name, lengths in found.items() if len(lengths) > 1}
+                name = replace(run.setting, length=None).name.replace("_whole", "")
+                alike.setdefault(name, {})[run.setting.length] = run.geometry
+        return {name: lengths for name, lengths in alike.items() if len(lengths) > 1}
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat row a run, layer and precision."""
@@ -225,5 +256,22 @@ class GeometrySweep:
 
 
 def _layers(data: dict[Any, dict[str, Any]]) -> dict[Layer, LayerGeometry]:
-    found = [LayerGeometry.from_dict(measured) for measured in data.values()]
-    return {measured.layer: measured for measured in found}
+    layers = [LayerGeometry.from_dict(measured) for measured in data.values()]
+    return {measured.layer: measured for measured in layers}
+
+
+def _numbers(data: dict[str, float | None]) -> dict[str, float]:
+    """What json wrote as null was not a number."""
+    return {name: math.nan if value is None else value for name, value in data.items()}
+
+
+def _load(path: str | Path, kind: str, build: Callable[[dict[str, Any]], Result]) -> Result:
+    document = read_json(Path(path))
+    try:
+        if document.get("kind") != kind:
+            raise ValueError(f"its kind is {document.get('kind')!r}")
+        return build(document)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"{path} is not a saved {kind}: {error}.", "Give a file that .save(path) wrote."
+        ) from error

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+from preimage.devices import BATCH_TOKENS, by_device
 from preimage.errors import OptionError, PromptError
-from preimage.geometry.measuring import measure_geometry, plan_of
-from preimage.geometry.options import GeometryOptions
-from preimage.geometry.quantisers import Quantiser
+from preimage.geometry.measuring import MeasuredLayers, measure_states, plan_of
+from preimage.geometry.options import GeometryOptions, SweepOptions
 from preimage.geometry.result import Geometry, GeometrySweep, Setting, SweptGeometry
 from preimage.layers import LayerSpec, parse_layers
 from preimage.models import LanguageModel, ModelPreview, load, read_preview
@@ -20,16 +19,11 @@ from preimage.prompts import PromptOptions, PromptSet, gather
 from preimage.states import capture
 from preimage.storage import Run, write_table
 
-_BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
-
 
 def sweep_geometry(
-    models: Sequence[str | LanguageModel],
+    over: SweepOptions | Sequence[str | LanguageModel],
     source: str | Path | Sequence[str] = "default",
     *,
-    lengths: Sequence[int | None] = (None,),
-    dtypes: Sequence[str] = ("float32",),
-    quantisers: Sequence[Quantiser] | None = None,
     layers: LayerSpec = "all",
     prompts: PromptOptions | None = None,
     options: GeometryOptions | None = None,
@@ -37,34 +31,56 @@ def sweep_geometry(
     out: str | Path | None = None,
     progress: Progress = silent,
 ) -> GeometrySweep:
-    """Every combination of what is given, one table.
+    """Every combination of models, lengths, dtypes and quantisers, one table.
 
-    Nearest distances shrink with the number of prompts, so all runs must have equally many: ``source`` and
-    ``prompts`` (:func:`preimage.prompts.gather`) are read for every model and length before the first is
-    run. A model in memory keeps its dtype. With ``out`` each run has its own run folder there (a single
-    one that folder itself), states included until it is done, and calling again continues.
+    Nearest distances shrink with the number of prompts, so all runs must have equally many: the prompts of
+    every model and length are gathered before the first run. The cost is that of the runs, one by one.
+
+    Args:
+        over: what the sweep goes over; models alone are taken as they are.
+        source: of the prompts, and
+        prompts: how they are drawn, as :func:`preimage.gather` takes them; lengths are those of the sweep.
+        layers: which to measure.
+        options: how each run is measured (:func:`preimage.measure_geometry`).
+        device: where models given by name are loaded.
+        out: each run has its own run folder there (a single one that folder itself), states included until
+            it is done; calling again continues.
+        progress: told of every capture and layer.
+
+    >>> from preimage import PromptOptions, SweepOptions
+    >>> from preimage.models.scratch import new_model
+    >>> model = new_model("gpt2", "tiny", vocabulary=50, max_length=8, device="cpu")
+    >>> over = SweepOptions([model], lengths=(3, 5))
+    >>> sweep = sweep_geometry(over, "random", layers=[2], prompts=PromptOptions(count=10))
+    >>> [(run.setting.length, run.geometry.layers[2].pairs) for run in sweep.runs]
+    [(3, 45), (5, 45)]
     """
-    if not (models and lengths and dtypes) or quantisers == ():
-        raise OptionError("A sweep over nothing.", "Give at least one model, length, dtype and quantiser.")
+    if not isinstance(over, SweepOptions):
+        over = SweepOptions(over)
     chosen = options or GeometryOptions()
+    models, lengths, dtypes = over.models, over.lengths, over.dtypes
+    quantisers = (chosen.quantiser,) if over.quantisers is None else over.quantisers
     if len(models) == len(dtypes) == 1 and isinstance(models[0], str) and read_preview(models[0]) is None:
         models = [load(models[0], dtype=dtypes[0], device=device)]  # once, for its sizes and for the states
     sets = _gather(models, source, lengths, layers, prompts or PromptOptions(), device)
     runs: list[SweptGeometry] = []
-    kinds = quantisers or (chosen.quantiser,)
-    single = len(models) * len(dtypes) * len(lengths) * len(kinds) == 1
+    single = len(models) * len(dtypes) * len(lengths) * len(quantisers) == 1
     for given, dtype in product(models, dtypes):
         if isinstance(given, LanguageModel) and dtype != dtypes[0]:
             continue  # it has one
         model = load(given, dtype=dtype, device=device)
-        for length, quantiser in product(lengths, kinds):
-            run = replace(chosen, quantiser=quantiser)
-            kind = f"{quantiser.granularity}-{quantiser.range}"
-            setting = Setting(model.name, length, model.identity.dtype, kind)
+        for length, quantiser in product(lengths, quantisers):
+            setting = Setting(model.name, length, model.identity.dtype, quantiser.name)
             place = None if out is None else Path(out) / ("" if single else setting.name)
-            ids = sets[_name(given), length]
-            found = measure_model(model, ids, layers, options=run, out=place, progress=progress)
-            runs.append(SweptGeometry(setting, model.identity.to_dict(), found))
+            geometry = measure_model(
+                model,
+                sets[_name(given), length],
+                layers,
+                options=replace(chosen, quantiser=quantiser),
+                out=place,
+                progress=progress,
+            )
+            runs.append(SweptGeometry(setting, model.identity.to_dict(), geometry))
     sweep = GeometrySweep(tuple(runs))
     if out is not None and not single:
         sweep.save(Path(out) / "sweep.json")
@@ -86,17 +102,16 @@ def measure_model(
     run = Run(plan_of(model.identity.to_dict(), prompts.ids, wanted, chosen), out)
     if run.results is not None:
         return Geometry.from_dict(run.results)
-    bundle = run.place("states")
-    batch = _BATCH_TOKENS.get(model.device.type, _BATCH_TOKENS["cpu"])
     states = capture(
-        model, prompts, wanted, positions="last", batch_tokens=batch, out=bundle, progress=progress
+        model,
+        prompts,
+        wanted,
+        positions="last",
+        batch_tokens=by_device(BATCH_TOKENS, model.device),
+        out=run.place("states"),
+        progress=progress,
     )
-    found = measure_geometry(
-        states, options=chosen, model=model, device=model.device, out=out, progress=progress
-    )
-    if bundle is not None:
-        shutil.rmtree(bundle, ignore_errors=True)
-    return found
+    return measure_states(MeasuredLayers(states, chosen, model.device, model, progress), run, ["states"])
 
 
 def _gather(
@@ -121,10 +136,11 @@ def _gather(
                 vocab_size=known.vocab_size,
                 max_length=known.max_length,
             )
-    if any(len(found) < 2 for found in sets.values()):
+    counts = {place: len(prompts) for place, prompts in sets.items()}
+    if min(counts.values()) < 2:
         raise PromptError("One prompt makes no pair.", "Give at least two different ones.")
-    if len({len(found) for found in sets.values()}) > 1:
-        given = ", ".join(f"{len(found)} at {name}, {length}" for (name, length), found in sets.items())
+    if len(set(counts.values())) > 1:
+        given = ", ".join(f"{count} at {name}, {length}" for (name, length), count in counts.items())
         raise OptionError(
             f"Runs would have different numbers of prompts: {given}.", "Set count to the smallest."
         )

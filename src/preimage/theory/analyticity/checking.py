@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from preimage.collisions.structure import absolute_positions, linear_biases
-from preimage.distances import same_rows
+from preimage.distances import equal_row_groups, same_rows
 from preimage.layers import Layer
 from preimage.models import LanguageModel
 from preimage.prompts.tokens import window_bos
@@ -245,10 +245,7 @@ def _bos_habit(model: LanguageModel) -> str:
 
 def _duplicates(model: LanguageModel) -> list[list[int]]:
     """Tokens with bit-identical embeddings, group by group."""
-    groups: dict[int, list[int]] = {}
-    for token, first in enumerate(same_rows(model.embedding_table).tolist()):
-        groups.setdefault(first, []).append(token)
-    return [group for group in groups.values() if len(group) > 1]
+    return list(equal_row_groups(same_rows(model.embedding_table)).values())
 
 
 def _windows(model: LanguageModel) -> str:
