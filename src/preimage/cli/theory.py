@@ -164,7 +164,7 @@ def optimizer(
 ) -> int:
     """Is any training step singular, or the map from the first parameters to the last?"""
     from preimage.theory import OptimiserOptions, check_optimiser
-    from preimage.theory.verifying import SMALL_PROMPTS, small_model
+    from preimage.theory.verification import SMALL_PROMPTS, small_model
 
     _check_folder(out)
     options = OptimiserOptions(kind, steps, learning_rate, momentum, betas, eps, weight_decay, method)
@@ -336,12 +336,12 @@ def _show_verdicts(title: str, reports: Sequence[TheoryReport]) -> None:
             statement,
             str(len(found)),
             _range([verdict.value for verdict in found]),
-            _range([verdict.tolerance for verdict in found]),
+            _range([verdict.bound for verdict in found]),
             ", ".join(dict.fromkeys(numbers[verdict.not_shown] for verdict in found)),
         ]
         for (check, _, statement), found in together.items()
     ]
-    print_table(title, ["check", "holds", "statement", "runs", "value", "tolerance", "note"], rows)
+    print_table(title, ["check", "holds", "statement", "runs", "value", "bound", "note"], rows)
     print_lines("", "Not shown:", *(f"{number}. {note}" for note, number in numbers.items()))
 
 

@@ -9,7 +9,7 @@ fill it. Under ALiBi a word repeated, s^n and s^m, agrees at layer 1: each repet
 the one before, times one factor for all.
 
 Whether a module is of the kind that any of this holds for is not decided here: an attention sink or a
-recurrent part breaks it, and no name tells. ``confirming`` asks random parameters of the very module.
+recurrent part breaks it, and no name tells. ``confirmation`` asks random parameters of the very module.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def token_classes(model: LanguageModel, longest: int = 1) -> list[int]:
         here, there = (model.states(row[:, None].expand(-1, longest), (0,))[0] for row in (some, same[some]))
         apart = (here != there).flatten(1).any(dim=1).cpu()
         same[some[apart]] = some[apart]
-    found: list[int] = same.tolist()
-    return found
+    classes: list[int] = same.tolist()
+    return classes
 
 
 def measured_reach(model: LanguageModel, ids: Ids, layers: Sequence[Layer]) -> dict[Layer, int | None]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from preimage.errors import ModelError
 from preimage.models.language_model import LanguageModel
-from preimage.theory.symmetry.wiring import Norm, Wiring, norm_of, trace
+from preimage.theory.symmetry.norms import Norm, Wiring, norm_of, trace
 
 _ATTENTION = ("self_attn", "attn", "attention")
 _SPLIT = ("q_proj", "k_proj", "v_proj")

@@ -19,7 +19,7 @@ from preimage.models.random_parameters import random_parameters
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
 from preimage.states import encode_all
-from preimage.theory.analyticity.checking import is_analytic
+from preimage.theory.analyticity.check import is_analytic
 from preimage.theory.dichotomy.families import UNNAMED, Ids, classes, describe
 from preimage.theory.dichotomy.witnesses import Separation, measure_separation
 from preimage.theory.result import TheoryReport, Verdict

@@ -27,7 +27,7 @@ from preimage.theory.analyticity.rules import (
     ROUTING,
     Break,
 )
-from preimage.theory.analyticity.tracing import watching
+from preimage.theory.analyticity.watcher import watching
 from preimage.theory.result import TheoryReport, Verdict
 
 _NOT_SHOWN = (

@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 from preimage.models import FAMILIES, LanguageModel, new_model
 from preimage.models.random_parameters import random_parameters
 from preimage.progress import Progress, silent
-from preimage.theory.analyticity.checking import check_analyticity, positional_scheme
-from preimage.theory.dichotomy.checking import SEPARATED, SEPARATED_ABOVE, search_structure
-from preimage.theory.discriminant.checking import distance_to_collision
-from preimage.theory.optimiser.checking import EVERY_STEP, WHOLE_MAP, check_optimiser
+from preimage.theory.analyticity.check import check_analyticity, positional_scheme
+from preimage.theory.dichotomy.check import SEPARATED, SEPARATED_ABOVE, search_structure
+from preimage.theory.discriminant.check import distance_to_collision
+from preimage.theory.optimiser.check import EVERY_STEP, WHOLE_MAP, check_optimiser
 from preimage.theory.result import TheoryReport, Verdict
-from preimage.theory.symmetry.checking import check_symmetry
+from preimage.theory.symmetry.check import check_symmetry
 
 Check: TypeAlias = Callable[[], TheoryReport]
 Denied: TypeAlias = Mapping[str, str]  # from a verdict's id to the words of its denial
