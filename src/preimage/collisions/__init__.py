@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from preimage.collisions.result import HardKind as HardKind
     from preimage.collisions.result import LayerCollisions as LayerCollisions
     from preimage.collisions.result import Spacing as Spacing
+    from preimage.collisions.rounding import last_states as last_states
+    from preimage.collisions.rounding import most_terms as most_terms
+    from preimage.collisions.rounding import rounding_bounds as rounding_bounds
+    from preimage.collisions.structure import UNEXPLAINED as UNEXPLAINED
+    from preimage.collisions.structure import Structure as Structure
+    from preimage.collisions.structure import absolute_positions as absolute_positions
+    from preimage.collisions.structure import linear_biases as linear_biases
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
@@ -26,5 +33,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "options": "CollisionOptions",
         "result": "ComparedPair CollisionAudit Continuation ContinuationScan HardKind LayerCollisions "
         "Spacing",
+        "rounding": "last_states most_terms rounding_bounds",
+        "structure": "UNEXPLAINED Structure absolute_positions linear_biases",
     },
 )

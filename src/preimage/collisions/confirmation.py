@@ -26,8 +26,7 @@ from preimage.collisions.rounding import last_states, most_terms, rounding_bound
 from preimage.collisions.structure import UNEXPLAINED, Structure, measured_reach
 from preimage.distances import norms, row_distances
 from preimage.layers import Layer
-from preimage.models import LanguageModel
-from preimage.models.block_draws import draw_by_block, release
+from preimage.models import LanguageModel, draw_by_block, release
 
 log = logging.getLogger(__name__)
 

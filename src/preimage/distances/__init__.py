@@ -10,6 +10,7 @@ from preimage.distances.pairs import (
     nearest_neighbors,
     nearest_neighbours,
 )
+from preimage.distances.prompt_distances import PromptDistances
 from preimage.distances.rows import require_finite, same_rows
 from preimage.distances.screen import EachTile, Screen, Tile, TileFound, here
 
@@ -18,6 +19,7 @@ __all__ = [
     "Nearest",
     "Pair",
     "PairScan",
+    "PromptDistances",
     "Screen",
     "Tile",
     "TileFound",

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from preimage.theory.discriminant.check import distance_to_collision as distance_to_collision
     from preimage.theory.optimiser.check import check_optimiser as check_optimiser
     from preimage.theory.optimiser.updates import OptimiserOptions as OptimiserOptions
+    from preimage.theory.registry import CHECKS as CHECKS
+    from preimage.theory.registry import Check as Check
     from preimage.theory.result import TheoryReport as TheoryReport
     from preimage.theory.result import Verdict as Verdict
     from preimage.theory.symmetry.check import check_symmetry as check_symmetry
@@ -25,6 +27,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "discriminant.check": "build_collision distance_to_collision",
         "optimiser.check": "check_optimiser",
         "optimiser.updates": "OptimiserOptions",
+        "registry": "CHECKS Check",
         "result": "TheoryReport Verdict",
         "symmetry.check": "check_symmetry",
         "verification": "verify",

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from preimage.collisions.structure import absolute_positions, linear_biases
+from preimage.collisions import absolute_positions, linear_biases
 from preimage.distances import same_rows
 from preimage.layers import Layer
 from preimage.models import LanguageModel
-from preimage.prompts.tokens import window_bos
+from preimage.prompts import window_bos
 from preimage.theory.analyticity.branches import other_lengths
 from preimage.theory.analyticity.marks import Event, Trace
 from preimage.theory.analyticity.rules import (
@@ -58,7 +58,12 @@ def check_analyticity(model: LanguageModel) -> TheoryReport:
     Two passes of the very module that was given are followed from the parameters to every F^l, operation by
     operation: whatever a hook, a replaced part or a function of somebody's own does is seen as it runs. The
     language model head is not run. Beside it stands what decides which prompts must collide: positions, the
-    tokenizer's BOS, equal embedding rows and sliding windows.
+    tokenizer's BOS, equal embedding rows and sliding windows. Cost: two passes, each operation looked at.
+
+    >>> from preimage.models import new_model
+    >>> model = new_model("llama", (8, 1, 2), vocabulary=16, max_length=8, device="cpu")
+    >>> check_analyticity(model).holds
+    True
     """
     length = _longer(model)
     trace, events = _followed(model)
@@ -102,8 +107,8 @@ def _longer(model: LanguageModel) -> int:
 def _followed(model: LanguageModel) -> tuple[Trace, list[Event]]:
     """Both passes, and everything that is not analytic in them, in the order of the modules' paths."""
     trace = _trace(model, sorted({1, _longer(model)}))
-    found = trace.reached | set(_quantised_modules(model))
-    return trace, sorted(found, key=lambda one: (one.path, one.broken.reason))
+    events = trace.reached | set(_quantised_modules(model))
+    return trace, sorted(events, key=lambda one: (one.path, one.broken.reason))
 
 
 def _trace(model: LanguageModel, lengths: Sequence[int]) -> Trace:
@@ -135,15 +140,15 @@ def _quantised_modules(model: LanguageModel) -> Iterator[Event]:
         if module not in used:
             continue
         kind = type(module)
-        found = []
+        grids = []
         if not kind.__module__.startswith("torch.nn.modules") and _QUANTISERS.search(kind.__name__):
-            found.append(kind.__name__)
+            grids.append(kind.__name__)
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             narrow = not tensor.is_floating_point() or tensor.dtype.itemsize < 2
             if _GRIDS.search(type(tensor).__module__) or (narrow and isinstance(tensor, nn.Parameter)):
-                found.append(f"{name} is a {type(tensor).__name__} of {tensor.dtype}")
-        if found:
-            reason = f"{', '.join(found)}: weights on a grid have no density"
+                grids.append(f"{name} is a {type(tensor).__name__} of {tensor.dtype}")
+        if grids:
+            reason = f"{', '.join(grids)}: weights on a grid have no density"
             yield Event(path, kind.__name__, Break(QUANTISED, False, reason))
 
 
@@ -224,17 +229,17 @@ def _structure(model: LanguageModel, groups: Sequence[Sequence[int]]) -> list[di
 
 def positional_scheme(model: LanguageModel) -> str:
     """How a model knows where a token stands, "none detected" where nothing says so."""
-    found, inside = [], list(model.anatomy.backbone.modules())
+    schemes, inside = [], list(model.anatomy.backbone.modules())
     if absolute_positions(model):
         learned = any(
             isinstance(part, nn.Embedding) and part is not model.anatomy.embedding for part in inside
         )
-        found.append("learned" if learned else "absolute")
+        schemes.append("learned" if learned else "absolute")
     if any("rotary" in type(part).__name__.lower() or getattr(part, "rotary_dim", None) for part in inside):
-        found.append("rotary")
+        schemes.append("rotary")
     if linear_biases(model):
-        found.append("ALiBi")
-    return " and ".join(found) or "none detected"
+        schemes.append("ALiBi")
+    return " and ".join(schemes) or "none detected"
 
 
 def _bos_habit(model: LanguageModel) -> str:

@@ -34,15 +34,15 @@ def classes(count: int, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 def describe(groups: Sequence[Sequence[int]], prompts: Sequence[Ids]) -> list[str]:
     """What the prompts of each class share and no other prompt does; "unnamed" where no hypothesis fits."""
-    found = [UNNAMED] * len(groups)
+    descriptions = [UNNAMED] * len(groups)
     for words, key in _hypotheses(max(map(len, prompts))):
         keys = [key(ids) for ids in prompts]
         sizes = Counter(keys)
         for number, members in enumerate(groups):
             shared = {keys[place] for place in members}
-            if found[number] == UNNAMED and len(shared) == 1 and sizes[shared.pop()] == len(members):
-                found[number] = words
-    return found
+            if descriptions[number] == UNNAMED and len(shared) == 1 and sizes[shared.pop()] == len(members):
+                descriptions[number] = words
+    return descriptions
 
 
 def _hypotheses(longest: int) -> Iterator[tuple[str, Callable[[Ids], Hashable]]]:

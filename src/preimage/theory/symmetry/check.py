@@ -15,16 +15,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
-from preimage.distances import norms, row_distances
-from preimage.distances.prompt_distances import PromptDistances
+from preimage.distances import PromptDistances, norms, row_distances
 from preimage.errors import OptionError, PromptError
 from preimage.layers import Layer
-from preimage.models import LanguageModel
-from preimage.models.float64 import DoubleModel, double_copy
+from preimage.models import DoubleModel, LanguageModel, double_copy
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
-from preimage.states import encode_all
-from preimage.states.layout import group_by_length
+from preimage.states import encode_all, group_by_length
 from preimage.theory.result import TheoryReport, Verdict
 from preimage.theory.symmetry.group import Transform, group_of
 from preimage.theory.symmetry.weights import read_weights
@@ -40,7 +37,7 @@ class _Pairs(NamedTuple):
     colliding: Bool[Tensor, "prompt prompt"]
 
 
-class _Found(NamedTuple):
+class _Comparison(NamedTuple):
     """One transform at one layer, against the model as it was."""
 
     transform: Transform
@@ -63,10 +60,16 @@ def check_symmetry(
 ) -> TheoryReport:
     """Draw from the symmetry group of a model's architecture and see what stays.
 
-    ``tolerance`` bounds the relative error |F - F'| / |F| of every state, and how near two states count as
-    one; ``distance_tolerance`` bounds the relative change of margins and co-Lipschitz constants; what is no
-    symmetry must move some state by ``apart`` or more. ``transforms``: others than the architecture's own.
+    ``prompts``: two or more, all different. ``tolerance`` bounds the relative error |F - F'| / |F| of every
+    state, and how near two states count as one; ``distance_tolerance`` bounds the relative change of margins
+    and co-Lipschitz constants; what is no symmetry must move some state by ``apart`` or more.
+    ``transforms``: others than the architecture's own.
     Cost: two float64 copies of the weights, and one pass over the prompts for each transform.
+
+    >>> from preimage.models import new_model
+    >>> model = new_model("llama", (8, 1, 2), vocabulary=16, max_length=8, device="cpu")
+    >>> check_symmetry(model, [[1, 2, 3], [4, 5]]).holds
+    True
     """
     if not 0 < tolerance < apart or distance_tolerance <= 0:
         given = f"tolerance {tolerance}, distance_tolerance {distance_tolerance}, apart {apart}"
@@ -74,50 +77,78 @@ def check_symmetry(
     ids = encode_all(model, prompts)
     if len(set(ids)) < max(len(ids), 2):
         raise PromptError("Symmetries need two prompts or more, all different.", "Give every prompt once.")
-    base = double_copy(model)
-    weights = read_weights(base)
-    known, missing = group_of(weights)
+    start = _Start(double_copy(model), ids, tolerance)
+    known, missing = group_of(start.weights)
     chosen = tuple(known if transforms is None else transforms)
-    reference = _states(base, ids)
-    every = torch.arange(len(ids))
-    between = PromptDistances(ids)
-    table = between.of(every.repeat_interleave(len(ids)), every.repeat(len(ids))).view(len(ids), -1)
-    before = {layer: _pairs(_last(rows, ids), table, tolerance) for layer, rows in reference.items()}
-    found: list[_Found] = []
+    comparisons: list[_Comparison] = []
     for done, transform in enumerate(chosen):
         progress(done, len(chosen), f"transforms, now {transform.name}")
-        copy = double_copy(base)
-        turn = transform.act(read_weights(copy), Generator().manual_seed(seed))
-        if _same_weights(base, copy):
+        compared = start.compare(transform, Generator().manual_seed(seed))
+        if not compared:
             missing += (f"{transform.name}: the draw changed no weight, as one head or gains of 1 make it",)
-            continue
-        for layer, rows in _states(copy, ids).items():
-            if layer == "final" and not transform.final:
-                continue
-            expected = reference[layer] if turn is None else reference[layer] @ turn.to("cpu")
-            after = _pairs(_last(rows, ids), table, tolerance)
-            found.append(_Found(transform, layer, _error(rows, expected), before[layer], after))
+        comparisons += compared
     progress(len(chosen), len(chosen), "transforms")
-    if not found:
+    if not comparisons:
         raise OptionError("None of these transforms changes a weight.", "Leave transforms out.")
-    acted = dict.fromkeys(one.transform for one in found)
-    verdicts = [_stays(transform, found, seed, tolerance, apart) for transform in acted]
-    symmetric = [one for one in found if one.transform.symmetry]
+    acted = dict.fromkeys(one.transform for one in comparisons)
+    verdicts = [_stays(transform, comparisons, seed, tolerance, apart) for transform in acted]
+    symmetric = [one for one in comparisons if one.transform.symmetry]
     if symmetric:
         verdicts += _descend(symmetric, distance_tolerance)
-    block = weights.blocks[0]
-    subject = {
-        "model": model.identity.to_dict(),
-        "prompts": len(ids),
-        "prompt_distance": between.name,
-        "positions": "absolute" if weights.planes is None else "rotary",
-        "heads": len(block.query.weight),
-        "groups": len(block.key.weight),
-        "seed": seed,
-        "arithmetic": "float64 throughout, on copies",
-        "not_sampled": list(missing),
-    }
-    return TheoryReport("symmetry", subject, tuple(verdicts), {"layers": [_row(one) for one in found]})
+    subject = {"model": model.identity.to_dict(), **start.facts(), "seed": seed}
+    subject |= {"arithmetic": "float64 throughout, on copies", "not_sampled": list(missing)}
+    return TheoryReport("symmetry", subject, tuple(verdicts), {"layers": [_row(one) for one in comparisons]})
+
+
+class _Start:
+    """The model as it is, at every layer, to be compared with copies that a transform acted on."""
+
+    def __init__(self, model: DoubleModel, ids: Sequence[tuple[int, ...]], tolerance: float) -> None:
+        self._model, self._ids, self._tolerance = model, ids, tolerance
+        self.weights = read_weights(model)
+        self._states = _states(model, ids)
+        every = torch.arange(len(ids))
+        self._between = PromptDistances(ids)
+        table = self._between.of(every.repeat_interleave(len(ids)), every.repeat(len(ids)))
+        self._table = table.view(len(ids), -1)
+        self._pairs = {layer: self._measure(rows) for layer, rows in self._states.items()}
+
+    def compare(self, transform: Transform, random: Generator) -> list[_Comparison]:
+        """What one drawn element does to every layer it speaks of; empty where it changes no weight."""
+        copy = double_copy(self._model)
+        turn = transform.act(read_weights(copy), random)
+        if _same_weights(self._model, copy):
+            return []
+        comparisons = []
+        for layer, rows in _states(copy, self._ids).items():
+            if layer != "final" or transform.final:
+                before = self._states[layer]
+                error = _error(rows, before if turn is None else before @ turn.to("cpu"))
+                pairs = self._pairs[layer], self._measure(rows)
+                comparisons.append(_Comparison(transform, layer, error, *pairs))
+        return comparisons
+
+    def facts(self) -> dict[str, Any]:
+        """What of the prompts and the architecture stands in the report."""
+        block = self.weights.blocks[0]
+        return {
+            "prompts": len(self._ids),
+            "prompt_distance": self._between.name,
+            "positions": "absolute" if self.weights.planes is None else "rotary",
+            "heads": len(block.query.weight),
+            "groups": len(block.key.weight),
+        }
+
+    def _measure(self, rows: Float[Tensor, "row d"]) -> _Pairs:
+        """All pairs of last states."""
+        last = rows[torch.tensor([len(row) for row in self._ids]).cumsum(0) - 1]
+        lengths = norms(last)
+        distances = torch.stack([row_distances(row, last) for row in last])
+        colliding = distances <= self._tolerance * torch.maximum(lengths[:, None], lengths)
+        if bool(colliding.all()):
+            return _Pairs(None, None, colliding)
+        ratios = distances / self._table.clamp_min(1)
+        return _Pairs(float(distances[~colliding].min()), float(ratios[~colliding].min()), colliding)
 
 
 def _states(model: DoubleModel, ids: Sequence[Sequence[int]]) -> dict[Layer, Float[Tensor, "row d"]]:
@@ -128,17 +159,12 @@ def _states(model: DoubleModel, ids: Sequence[Sequence[int]]) -> dict[Layer, Flo
         for layer, states in model.states(torch.tensor([ids[i] for i in group.prompts]), layers).items():
             for prompt, state in zip(group.prompts, states.cpu(), strict=True):
                 rows[layer][prompt] = state
-    return {layer: torch.cat(found) for layer, found in rows.items()}
+    return {layer: torch.cat(states) for layer, states in rows.items()}
 
 
 def _same_weights(one: DoubleModel, other: DoubleModel) -> bool:
     pairs = zip(one.module.parameters(), other.module.parameters(), strict=True)
     return all(torch.equal(first, second) for first, second in pairs)
-
-
-def _last(rows: Float[Tensor, "row d"], ids: Sequence[Sequence[int]]) -> Float[Tensor, "prompt d"]:
-    ends = torch.tensor([len(row) for row in ids]).cumsum(0) - 1
-    return rows[ends]
 
 
 def _error(rows: Float[Tensor, "row d"], expected: Float[Tensor, "row d"]) -> float:
@@ -147,21 +173,11 @@ def _error(rows: Float[Tensor, "row d"], expected: Float[Tensor, "row d"]) -> fl
     return _finite(float((row_distances(rows, expected) / scale).max()))
 
 
-def _pairs(last: Float[Tensor, "prompt d"], table: Tensor, tolerance: float) -> _Pairs:
-    lengths = norms(last)
-    distances = torch.stack([row_distances(row, last) for row in last])
-    colliding = distances <= tolerance * torch.maximum(lengths[:, None], lengths)
-    if bool(colliding.all()):
-        return _Pairs(None, None, colliding)
-    ratios = distances / table.clamp_min(1)
-    return _Pairs(float(distances[~colliding].min()), float(ratios[~colliding].min()), colliding)
-
-
 def _stays(
-    transform: Transform, found: Sequence[_Found], seed: int, tolerance: float, apart: float
+    transform: Transform, comparisons: Sequence[_Comparison], seed: int, tolerance: float, apart: float
 ) -> Verdict:
     """A symmetry must stay within rounding, what is none must move a state far; between is undecided."""
-    error = max(one.error for one in found if one.transform is transform)
+    error = max(one.error for one in comparisons if one.transform is transform)
     name = f"symmetry.{transform.name.replace(' ', '_')}"
     drawn = f"One element was drawn, with seed {seed}; logits are not looked at."
     if transform.symmetry:
@@ -171,39 +187,22 @@ def _stays(
     return Verdict(name, transform.statement, holds, error, apart, special)
 
 
-def _descend(found: Sequence[_Found], tolerance: float) -> list[Verdict]:
+def _descend(comparisons: Sequence[_Comparison], tolerance: float) -> list[Verdict]:
     """What is measured from distances stays where the states do."""
-    margin = max(_change(one.before.margin, one.after.margin) for one in found)
-    ratio = max(_change(one.before.colipschitz, one.after.colipschitz) for one in found)
-    moved = sum(int((one.before.colliding != one.after.colliding).sum()) // 2 for one in found)
-    inside = {one.layer: _count(one.before) > 0 for one in found}
+    margin = max(_change(one.before.margin, one.after.margin) for one in comparisons)
+    ratio = max(_change(one.before.colipschitz, one.after.colipschitz) for one in comparisons)
+    moved = sum(int((one.before.colliding != one.after.colliding).sum()) // 2 for one in comparisons)
+    inside = {one.layer: _count(one.before) > 0 for one in comparisons}
+    seen = "No pair of these prompts collides at any layer, so that only staying outside was seen."
+    if any(inside.values()):
+        seen = f"Some pairs of these prompts collide, at {sum(inside.values())} of {len(inside)} layers."
+    margins = "Separation margins are the same on the orbit"
+    ratios = "Co-Lipschitz constants are the same on the orbit"
+    discriminant = "No pair of prompts enters or leaves the discriminant along the orbit"
     return [
-        Verdict(
-            "symmetry.margins",
-            "Separation margins are the same on the orbit",
-            margin <= tolerance,
-            margin,
-            tolerance,
-            _PAIRS,
-        ),
-        Verdict(
-            "symmetry.colipschitz",
-            "Co-Lipschitz constants are the same on the orbit",
-            ratio <= tolerance,
-            ratio,
-            tolerance,
-            _PAIRS,
-        ),
-        Verdict(
-            "symmetry.discriminant",
-            "No pair of prompts enters or leaves the discriminant along the orbit",
-            moved == 0,
-            float(moved),
-            0.0,
-            f"Some pairs of these prompts collide, at {sum(inside.values())} of {len(inside)} layers."
-            if any(inside.values())
-            else "No pair of these prompts collides at any layer, so that only staying outside was seen.",
-        ),
+        Verdict("symmetry.margins", margins, margin <= tolerance, margin, tolerance, _PAIRS),
+        Verdict("symmetry.colipschitz", ratios, ratio <= tolerance, ratio, tolerance, _PAIRS),
+        Verdict("symmetry.discriminant", discriminant, moved == 0, float(moved), 0.0, seen),
     ]
 
 
@@ -222,16 +221,16 @@ def _count(pairs: _Pairs) -> int:
     return (int(pairs.colliding.sum()) - len(pairs.colliding)) // 2
 
 
-def _row(found: _Found) -> dict[str, Any]:
+def _row(one: _Comparison) -> dict[str, Any]:
     return {
-        "transform": found.transform.name,
-        "symmetry": found.transform.symmetry,
-        "layer": str(found.layer),
-        "error": found.error,
-        "margin": found.before.margin,
-        "margin_after": found.after.margin,
-        "colipschitz": found.before.colipschitz,
-        "colipschitz_after": found.after.colipschitz,
-        "collisions": _count(found.before),
-        "collisions_after": _count(found.after),
+        "transform": one.transform.name,
+        "symmetry": one.transform.symmetry,
+        "layer": str(one.layer),
+        "error": one.error,
+        "margin": one.before.margin,
+        "margin_after": one.after.margin,
+        "colipschitz": one.before.colipschitz,
+        "colipschitz_after": one.after.colipschitz,
+        "collisions": _count(one.before),
+        "collisions_after": _count(one.after),
     }
