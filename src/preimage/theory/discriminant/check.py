@@ -126,8 +126,8 @@ def build_collision(
     >>> from preimage.models import new_model
     >>> model = new_model("llama", (8, 1, 2), vocabulary=16, max_length=8, device="cpu")
     >>> moved = build_collision(model, [1, 2], [3, 4], layer=1)
-    >>> first, second = (moved.states([ids], (1,))[1][0, -1] for ids in ([1, 2], [3, 4]))
-    >>> bool((first - second).abs().max() < 1e-12)
+    >>> first, second = moved.states(torch.tensor([[1, 2], [3, 4]]), (1,))[1][:, -1]
+    >>> torch.allclose(first, second, rtol=0, atol=1e-12)
     True
     """
     ids, wanted = _pair(model, first, second, bos), _block(model, layer)

@@ -68,8 +68,8 @@ def check_symmetry(
 
     >>> from preimage.models import new_model
     >>> model = new_model("llama", (8, 1, 2), vocabulary=16, max_length=8, device="cpu")
-    >>> check_symmetry(model, [[1, 2, 3], [4, 5]]).holds
-    True
+    >>> check_symmetry(model, [[1, 2, 3], [4, 5]]).refuted
+    ()
     """
     if not 0 < tolerance < apart or distance_tolerance <= 0:
         given = f"tolerance {tolerance}, distance_tolerance {distance_tolerance}, apart {apart}"
