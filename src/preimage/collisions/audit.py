@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
@@ -22,7 +22,7 @@ from preimage.errors import OptionError, PromptError, StatesError
 from preimage.layers import Layer, LayerSpec, parse_layers
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
-from preimage.prompts import HardPair, PromptOptions, PromptSet, gather, hard_pairs
+from preimage.prompts import HardPair, PromptSet, hard_pairs
 from preimage.states import States, capture, encode_all, noise_floor, safety
 from preimage.storage import Run
 
@@ -93,45 +93,25 @@ def find_collisions(
 
 def sweep_lengths(
     model: LanguageModel,
-    source: str,
-    lengths: Sequence[int],
+    prompts: Mapping[int, PromptSet],
     layers: LayerSpec = "all",
     *,
-    prompts: PromptOptions | None = None,
     options: CollisionOptions | None = None,
     out: str | Path | None = None,
     progress: Progress = silent,
-    **changes: Unpack[CollisionChanges],
 ) -> dict[int, CollisionAudit]:
     """An audit for each length, over equally many prompts: distances shrink with their number.
 
-    ``source`` is a name that :func:`preimage.prompts.gather` knows, from which windows of each length are
-    cut as ``prompts`` says. With ``out`` each length has its own run folder there. The rest is as in
-    :func:`find_collisions`.
+    ``prompts``: by their length in tokens. With ``out`` each length has its own run folder there. The rest is
+    as in :func:`find_collisions`.
     """
-    if not lengths:
-        raise OptionError("No length was given.", "Give at least one.")
-    parse_layers(layers, model.n_layers)
-    # all are gathered before the first is run: a source too small for one length is refused at once
-    sets = {
-        length: gather(
-            source,
-            model.tokenizer,
-            replace(prompts or PromptOptions(), length=length),
-            vocab_size=model.vocab_size,
-            max_length=model.max_length,
-        )
-        for length in lengths
-    }
-    if len(set(map(len, sets.values()))) > 1:
-        given = ", ".join(f"{len(ids)} at {length}" for length, ids in sets.items())
+    if len(set(map(len, prompts.values()))) != 1:
+        given = ", ".join(f"{len(ids)} at {length}" for length, ids in prompts.items()) or "no"
         raise OptionError(f"The source has {given} prompts.", "Set count to the smallest of these numbers.")
     audits = {}
-    for length, ids in sets.items():
+    for length, ids in prompts.items():
         place = None if out is None else Path(out) / f"length-{length}"
-        audits[length] = find_collisions(
-            model, ids, layers, options=options, out=place, progress=progress, **changes
-        )
+        audits[length] = find_collisions(model, ids, layers, options=options, out=place, progress=progress)
     return audits
 
 
