@@ -134,7 +134,7 @@ def test_a_search_of_one_family_has_nothing_to_continue(
     given = ["collisions", "--model", model, "--prompts", jsonl([7, 7], [7, 7, 7]), "--layers", 1]
     given += ["--hard-bases", 0, "--out", tmp_path / "run"]
     code, found = document(*given)
-    assert (code, found["results"]["layers"][0]["spacing"]["separation"]) == (0, None)
+    assert (code, found["results"]["layers"][0]["spacing"]["margin"]) == (0, None)
     assert run(*given)[0] == 0
     code, found = document("continuations", "--model", model, "--audit", tmp_path / "run")
     assert (code, found["error"]["message"]) == (2, "No prompt was given.")

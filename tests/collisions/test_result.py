@@ -68,11 +68,11 @@ def test_the_figure_has_a_curve_for_every_quantity() -> None:
     ]  # fmt: skip
     assert all(list(curve.x) == ["0", "1", "2", "3", "final"] for curve in figure.data)
     spacings = [found.spacing for found in audit.layers]
-    assert curves["closest pair that must differ"] == [spacing.separation for spacing in spacings]
+    assert curves["closest pair that must differ"] == [spacing.margin for spacing in spacings]
     assert curves["maximum"] == [spacing.quantiles["1"][0] for spacing in spacings]
-    assert curves["noise floor"] == [s.floor for s in spacings]
+    assert curves["noise floor"] == [s.noise_radius for s in spacings]
     hard = curves["closest hard pair that must differ"]
     for found, value in zip(audit.layers[1:], hard[1:], strict=True):
-        assert value == min(k.separation for k in found.hard if k.separation is not None)
+        assert value == min(k.margin for k in found.hard if k.margin is not None)
     assert figure.layout.yaxis.type == "log"
     assert figure.layout.xaxis.type == "category"
