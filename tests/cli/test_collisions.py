@@ -49,7 +49,7 @@ def test_collisions(document: Any, run: Typed, model: str, tmp_path: Path) -> No
     assert "UNEXPLAINED" not in text
     code, text, _ = run(*given, "--layers", "0", "--text", "the dogs sat")
     assert code == 0
-    assert re.search(r"^layer 0, at the noise floor: \d same last token at layer 0$", text, re.MULTILINE)
+    assert re.search(r"^layer 0, within noise: \d same last token at layer 0$", text, re.MULTILINE)
 
 
 def test_collisions_at_several_lengths(document: Any, run: Typed, model: str, tmp_path: Path) -> None:

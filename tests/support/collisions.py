@@ -92,18 +92,16 @@ def check_spacing(
     assert [pair.distance for pair in spacing.closest] == pytest.approx([p[0] for p in apart], rel=1e-12)
     assert spacing.margin == spacing.closest[0].distance
     assert spacing.mean_norm == pytest.approx(float(lengths.mean()), rel=1e-12)
-    assert spacing.normalised_margin == pytest.approx(
-        spacing.closest[0].distance / spacing.mean_norm, rel=1e-12
-    )
-    floor = {(i, j): SAFETY * spacing.noise_floor * float(max(lengths[i], lengths[j])) for _, i, j in pairs}
+    assert spacing.normalised_margin == pytest.approx(spacing.margin / spacing.mean_norm, rel=1e-12)
+    radius = {(i, j): SAFETY * spacing.noise_floor * float(max(lengths[i], lengths[j])) for _, i, j in pairs}
     assert spacing.noise_radius == pytest.approx(SAFETY * spacing.noise_floor * spacing.mean_norm, rel=1e-12)
     for pair in (spacing.closest_pair, *spacing.closest, *spacing.listed):
-        assert pair.noise_radius == pytest.approx(floor[pair.first, pair.second], rel=1e-12)
+        assert pair.noise_radius == pytest.approx(radius[pair.first, pair.second], rel=1e-12)
     below = {f"{t:g}": sum(distance < t for distance in distances) for t in (1e-6, *thresholds)}
     assert spacing.below == below
-    at_floor = [(i, j) for distance, i, j in pairs if distance <= floor[i, j]]
-    assert spacing.within_noise == len(at_floor) == sum(spacing.explained.values()) + spacing.unexplained
-    assert spacing.unexplained == sum(not structural(i, j) for i, j in at_floor)
+    near = [(i, j) for distance, i, j in pairs if distance <= radius[i, j]]
+    assert spacing.within_noise == len(near) == sum(spacing.explained.values()) + spacing.unexplained
+    assert spacing.unexplained == sum(not structural(i, j) for i, j in near)
     for q, (value, low, high) in spacing.quantiles.items():
         truth = distances[max(1, math.ceil(float(q) * len(distances))) - 1]
         assert low <= truth <= high

@@ -8,7 +8,7 @@ from preimage.collisions.result import CollisionAudit
 
 
 def spacing_figure(audit: CollisionAudit) -> go.Figure:
-    """Closest pair, quantiles and noise floor of all pairs, and the closest hard pair, by layer."""
+    """Closest pair, quantiles and noise radius of all pairs, and the closest hard pair, by layer."""
     layers = [str(layer.layer) for layer in audit.layers]
     spacings = [layer.spacing for layer in audit.layers]
     curves: dict[str, list[float | None]] = {
@@ -20,7 +20,7 @@ def spacing_figure(audit: CollisionAudit) -> go.Figure:
         min((kind.margin for kind in layer.hard if kind.margin is not None), default=None)
         for layer in audit.layers
     ]
-    curves["noise floor"] = [spacing.noise_radius for spacing in spacings]
+    curves["noise radius"] = [spacing.noise_radius for spacing in spacings]
     figure = go.Figure()
     for label, values in curves.items():
         shown = [value if value else None for value in values]  # a logarithmic axis has no 0
