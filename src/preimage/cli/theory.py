@@ -176,7 +176,7 @@ def optimizer(
     return _finish("optimizer", loaded, report, out, json)
 
 
-@app.command("discriminant", help=CHECKS["discriminant"].asks)
+@app.command("discriminant", help=f"{CHECKS['discriminant'].asks} Give --text A --text B.")
 def discriminant(
     model: Model = "smollm2",
     text: Texts = None,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from preimage.collisions.structure import Structure as Structure
     from preimage.collisions.structure import absolute_positions as absolute_positions
     from preimage.collisions.structure import linear_biases as linear_biases
+    from preimage.collisions.structure import shortest_word as shortest_word
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
@@ -34,6 +35,6 @@ __getattr__, __dir__, __all__ = lazy_names(
         "result": "ComparedPair CollisionAudit Continuation ContinuationScan HardKind LayerCollisions "
         "Spacing",
         "rounding": "last_states most_terms rounding_bounds",
-        "structure": "UNEXPLAINED Structure absolute_positions linear_biases",
+        "structure": "UNEXPLAINED Structure absolute_positions linear_biases shortest_word",
     },
 )

@@ -60,7 +60,7 @@ class Structure:
         window = self._reach[1]
         if window is not None and self._reach[layer] is not None:
             return _shortened(seen, window - 1)
-        return _word(seen) if layer == 1 and self._linear else seen
+        return shortest_word(seen) if layer == 1 and self._linear else seen
 
     def name(self, first: Ids, second: Ids, layer: Layer) -> str:
         """The family of two prompts with equal keys."""
@@ -154,7 +154,7 @@ def _shortened(seen: tuple[int, ...], most: int) -> tuple[int, ...]:
     return seen[max(0, run - most) :]
 
 
-def _word(seen: tuple[int, ...]) -> tuple[int, ...]:
+def shortest_word(seen: tuple[int, ...]) -> tuple[int, ...]:
     """The shortest word of which the tokens are a repetition."""
     for length in range(1, len(seen)):
         if len(seen) % length == 0 and seen[:length] * (len(seen) // length) == seen:

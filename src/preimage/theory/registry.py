@@ -131,7 +131,7 @@ CHECKS = {
     ),
     "discriminant": Check(
         "distance_to_collision",
-        "How far are the parameters from some at which two prompts, --text A --text B, collide?",
+        "How far are the parameters from some at which two prompts collide?",
         prompts=True,
         tables=("distance", "layers", "merged"),
         cases=_discriminant,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -172,43 +172,31 @@ def _verdict(name: str, statement: str, events: Sequence[Event], unread: bool, n
 
 
 def _modules(trace: Trace, events: Sequence[Event]) -> list[dict[str, Any]]:
-    """What each module computed itself from its parameters, the same place of several blocks on one row."""
+    """What each module computed itself from its parameters."""
     answers: dict[str, bool | None] = {}
     for one in events:
         answers[one.path] = False if answers.get(one.path) is False else one.broken.analytic
-    groups: dict[tuple[str, str, str, bool | None], list[str]] = {}
-    for path, names in trace.operations.items():
-        key = (_starred(path), trace.owners[path], ", ".join(sorted(names)), answers.get(path, True))
-        groups.setdefault(key, []).append(path)
-    return [
-        {
-            "path": starred,
-            "class": owner,
-            "operations": names,
-            "analytic": _WORDS[analytic],
-            "count": len(paths),
-            "first": paths[0],
-        }
-        for (starred, owner, names, analytic), paths in groups.items()
-    ]
+    rows = (
+        (path, trace.owners[path], ", ".join(sorted(names)), _WORDS[answers.get(path, True)])
+        for path, names in trace.operations.items()
+    )
+    return _by_place(("class", "operations", "analytic"), rows)
 
 
 def _breaks(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """One row for the same break at the same place of several blocks."""
-    groups: dict[tuple[str, str, Break], list[str]] = {}
-    for one in events:
-        groups.setdefault((_starred(one.path), one.owner, one.broken), []).append(one.path)
+    """What is not analytic, and where."""
+    rows = ((e.path, e.owner, e.broken.kind, _WORDS[e.broken.analytic], e.broken.reason) for e in events)
+    return _by_place(("class", "kind", "analytic", "reason"), rows)
+
+
+def _by_place(columns: Sequence[str], rows: Iterable[tuple[str, ...]]) -> list[dict[str, Any]]:
+    """A path and its columns; what is the same at the same place of several blocks is one row."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for path, *values in rows:
+        groups.setdefault((_starred(path), *values), []).append(path)
     return [
-        {
-            "path": starred,
-            "class": owner,
-            "kind": broken.kind,
-            "analytic": _WORDS[broken.analytic],
-            "reason": broken.reason,
-            "count": len(paths),
-            "first": paths[0],
-        }
-        for (starred, owner, broken), paths in groups.items()
+        {**dict(zip(("path", *columns), key, strict=True)), "count": len(paths), "first": paths[0]}
+        for key, paths in groups.items()
     ]
 
 

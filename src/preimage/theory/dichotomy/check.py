@@ -257,29 +257,19 @@ def _verdicts(
     gaps = [row["nearest_separated"] / row["bound"] for row in rows if row["nearest_separated"] is not None]
     draws = "That no draw separates a pair is strong evidence, not a proof, that no theta does."
     these = "Only these prompts were looked at."
+    few = "The theorem speaks of all theta but a null set; a few draws were made."
+    agree = "every draw gives the same answer for every pair"
+    explained = "every structural collision has a known reason"
+    predicted = "every pair that a known reason predicts collides in every draw"
+    longer = f"{these} Longer prompts may collide for other reasons."
     return (
         _almost_all("dichotomy.separated", _SEPARATED, structural, f"{draws} {these}", analytic),
         _almost_all(
             "dichotomy.separated_above_0", f"{_SEPARATED} above 0", above, f"{draws} {these}", analytic
         ),
-        _count(
-            "dichotomy.draws_agree",
-            "every draw gives the same answer for every pair",
-            disputed,
-            "The theorem speaks of all theta but a null set; a few draws were made.",
-        ),
-        _count(
-            "dichotomy.collisions_explained",
-            "every structural collision has a known reason",
-            unnamed,
-            f"{these} Longer prompts may collide for other reasons.",
-        ),
-        _count(
-            "dichotomy.predictions_hold",
-            "every pair that a known reason predicts collides in every draw",
-            missed,
-            these,
-        ),
+        Verdict("dichotomy.draws_agree", agree, disputed == 0, float(disputed), 0.0, few),
+        Verdict("dichotomy.collisions_explained", explained, unnamed == 0, float(unnamed), 0.0, longer),
+        Verdict("dichotomy.predictions_hold", predicted, missed == 0, float(missed), 0.0, these),
         Verdict(
             "dichotomy.shape_noise",
             "the same prompt in another shape stays within the bound on rounding",
@@ -305,7 +295,3 @@ def _almost_all(name: str, statement: str, value: int, not_shown: str, analytic:
         not_shown += " The model is not known to be analytic: a witness speaks for parameters near it alone."
     holds = value == 0 and (True if analytic else None)
     return Verdict(name, statement, holds, float(value), 0.0, not_shown, descriptive=True)
-
-
-def _count(name: str, statement: str, value: int, not_shown: str) -> Verdict:
-    return Verdict(name, statement, value == 0, float(value), 0.0, not_shown)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
+from preimage.collisions import shortest_word
+
 UNNAMED = "unnamed"
 Ids = tuple[int, ...]
 
@@ -56,7 +58,7 @@ def _hypotheses(longest: int) -> Iterator[tuple[str, Callable[[Ids], Hashable]]]
             for most in range(1, last - 1):
                 words = f"{_last(last, longest)}, a run at their beginning counted {most} times at most"
                 yield words + ending, _key(last, most, length)
-    yield "one word repeated", _word
+    yield "one word repeated", shortest_word
 
 
 def _last(last: int, longest: int) -> str:
@@ -81,9 +83,3 @@ def _key(last: int, most: int, length: bool) -> Callable[[Ids], Hashable]:
         return (len(ids), seen) if length else seen
 
     return key
-
-
-def _word(ids: Ids) -> Hashable:
-    """The shortest word of which the tokens are a repetition."""
-    sizes = (size for size in range(1, len(ids) + 1) if len(ids) % size == 0)
-    return next(ids[:size] for size in sizes if ids[:size] * (len(ids) // size) == ids)

@@ -103,8 +103,7 @@ def distance_to_collision(
     }
     merged = _merged(approach.model, ids)
     tables = {"distance": [numbers], "newton": approach.steps, "layers": layers, "merged": merged}
-    verdicts = (_apart(approach), _reached(approach), _below(layers, merged), _beyond_a_step(approach, step))
-    return TheoryReport("discriminant", subject, verdicts, tables)
+    return TheoryReport("discriminant", subject, _verdicts(approach, layers, merged, step), tables)
 
 
 def build_collision(
@@ -277,29 +276,6 @@ def _layers_below(
     return [{"layer": k, "before": distances[0][k], "after": distances[1][k]} for k in layers]
 
 
-def _apart(approach: _Approach) -> Verdict:
-    return Verdict(
-        id="discriminant.apart",
-        statement="The two prompts are apart at this layer.",
-        holds=approach.before > COLLISION,
-        value=approach.before,
-        bound=COLLISION,
-        not_shown="Other pairs of prompts.",
-    )
-
-
-def _reached(approach: _Approach) -> Verdict:
-    return Verdict(
-        id="discriminant.reached",
-        statement="Newton's steps reach parameters at which the two prompts collide at this layer.",
-        holds=approach.after <= COLLISION,
-        value=approach.after,
-        bound=COLLISION,
-        not_shown="That no collision is nearer: the distance reached is an upper bound. Not reached is not"
-        " that there is none.",
-    )
-
-
 def _merged(model: LanguageModel, ids: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
     """Tokens of the two prompts whose embeddings are the same at the parameters reached."""
     tokens = sorted({token for prompt in ids for token in prompt})
@@ -315,31 +291,51 @@ def _merged(model: LanguageModel, ids: Sequence[Sequence[int]]) -> list[dict[str
     return merged
 
 
-def _below(layers: Sequence[dict[str, Any]], merged: Sequence[dict[str, Any]]) -> Verdict:
-    """The theory allows either: parameters with two equal embeddings are a collision like any other."""
-    pairs = " and ".join(f"{row['first']} = {row['second']}" for row in merged)
-    equal = f" This collision makes embeddings equal, of tokens {pairs}: a legitimate one." if merged else ""
-    told = [row["after"] for row in layers[:-1] if row["before"] > COLLISION]
-    return Verdict(
-        id="discriminant.earlier_layers_apart",
-        statement="Every earlier layer that told the two prompts apart still does there.",
-        holds=min(told) > COLLISION if told else None,
-        value=min(told, default=None),
-        bound=COLLISION,
-        not_shown="Layers above this one, which a collision may reach." + equal,
-        descriptive=True,
-    )
-
-
-def _beyond_a_step(approach: _Approach, step: float) -> Verdict:
+def _verdicts(
+    approach: _Approach, layers: Sequence[dict[str, Any]], merged: Sequence[dict[str, Any]], step: float
+) -> tuple[Verdict, ...]:
+    """What the theory allows either way is descriptive: equal embeddings are a collision like any other."""
     reached = approach.after <= COLLISION
-    return Verdict(
-        id="discriminant.beyond_a_step",
-        statement="The collision reached is farther away than one AdamW step moves the parameters.",
-        holds=approach.distance > step if reached else None,
-        value=approach.distance if reached else None,
-        bound=step,
-        not_shown="That training would go there: a step's direction is the loss's, and the collisions of one"
-        " pair have as many codimensions as the state has numbers.",
-        descriptive=True,
+    told = [row["after"] for row in layers[:-1] if row["before"] > COLLISION]
+    above = "Layers above this one, which a collision may reach."
+    if merged:
+        pairs = " and ".join(f"{row['first']} = {row['second']}" for row in merged)
+        above += f" This collision makes embeddings equal, of tokens {pairs}: a legitimate one."
+    return (
+        Verdict(
+            "discriminant.apart",
+            "The two prompts are apart at this layer.",
+            approach.before > COLLISION,
+            approach.before,
+            COLLISION,
+            "Other pairs of prompts.",
+        ),
+        Verdict(
+            "discriminant.reached",
+            "Newton's steps reach parameters at which the two prompts collide at this layer.",
+            reached,
+            approach.after,
+            COLLISION,
+            "That no collision is nearer: the distance reached is an upper bound. Not reached is not that"
+            " there is none.",
+        ),
+        Verdict(
+            "discriminant.earlier_layers_apart",
+            "Every earlier layer that told the two prompts apart still does there.",
+            min(told) > COLLISION if told else None,
+            min(told, default=None),
+            COLLISION,
+            above,
+            descriptive=True,
+        ),
+        Verdict(
+            "discriminant.beyond_a_step",
+            "The collision reached is farther away than one AdamW step moves the parameters.",
+            approach.distance > step if reached else None,
+            approach.distance if reached else None,
+            step,
+            "That training would go there: a step's direction is the loss's, and the collisions of one pair"
+            " have as many codimensions as the state has numbers.",
+            descriptive=True,
+        ),
     )

@@ -104,12 +104,7 @@ def check_optimiser(
         )
     steps, whole = _follow(loss, chosen, progress)
     tables = {"steps": [asdict(step) for step in steps], "map": [_summary(steps, whole)]}
-    verdicts = (
-        _identity(steps),
-        _every_step(steps, len(loss.start) * (1 + moments(chosen))),
-        _whole_map(steps, whole),
-        _same_as_torch(steps),
-    )
+    verdicts = _verdicts(steps, whole, len(loss.start) * (1 + moments(chosen)))
     return TheoryReport("optimiser", subject, verdicts, tables)
 
 
@@ -200,15 +195,46 @@ def _kinks(matrix: Float[Tensor, "n n"], following: Float[Tensor, " n"], count: 
     return int(((following[2 * count :] == 0) & (slopes > _STILL * slopes.max())).sum())
 
 
-def _identity(steps: Sequence[_Step]) -> Verdict:
-    error = max(map(_disagreement, steps))
-    return Verdict(
-        id="optimiser.determinant",
-        statement="Every step's Jacobian has the determinant that the formula of this optimiser gives.",
-        holds=None if any(step.kinks for step in steps) else error <= IDENTITY,
-        value=error,
-        bound=IDENTITY,
-        not_shown="Other parameters, prompts and steps than those followed; the formula is proved apart.",
+def _verdicts(steps: Sequence[_Step], whole: Float[Tensor, "p p"], size: int) -> tuple[Verdict, ...]:
+    """``size`` is that of the joint state. Where the update has no derivative, nothing is decided."""
+    kinked = any(step.kinks for step in steps)
+    error, gap = max(map(_disagreement, steps)), max(step.from_torch for step in steps)
+    smallest, smallest_of_map = min(step.smallest for step in steps), _smallest(whole)
+    zero = "A value below the bound cannot be told from 0 in float64"
+    return (
+        Verdict(
+            "optimiser.determinant",
+            "Every step's Jacobian has the determinant that the formula of this optimiser gives.",
+            None if kinked else error <= IDENTITY,
+            error,
+            IDENTITY,
+            "Other parameters, prompts and steps than those followed; the formula is proved apart.",
+        ),
+        Verdict(
+            "optimiser.every_step",
+            "Every step's Jacobian on the joint state is non-singular.",
+            None if kinked else not any(step.singular for step in steps),
+            smallest,
+            size * _EPS,
+            f"{zero}. Non-singular at these points is not non-singular almost everywhere, though for analytic"
+            " maps one point is enough.",
+        ),
+        Verdict(
+            "optimiser.whole_map",
+            "The map from the first parameters to the last has a non-singular Jacobian.",
+            None if kinked else smallest_of_map > len(whole) * _EPS,
+            smallest_of_map,
+            len(whole) * _EPS,
+            f"{zero}, which long runs reach.",
+        ),
+        Verdict(
+            "optimiser.torch_steps",
+            "The steps followed are those of torch.optim.",
+            gap <= SAME_STEP,
+            gap,
+            SAME_STEP,
+            "Fused and foreach variants, and other precisions than float64.",
+        ),
     )
 
 
@@ -219,43 +245,6 @@ def _disagreement(step: _Step) -> float:
     if step.sign != step.predicted_sign:
         return math.inf
     return abs(step.log_det - step.predicted_log_det) / max(1.0, abs(step.predicted_log_det))
-
-
-def _every_step(steps: Sequence[_Step], size: int) -> Verdict:
-    smallest = min(step.smallest for step in steps)
-    return Verdict(
-        id="optimiser.every_step",
-        statement="Every step's Jacobian on the joint state is non-singular.",
-        holds=None if any(step.kinks for step in steps) else not any(step.singular for step in steps),
-        value=smallest,
-        bound=size * _EPS,
-        not_shown="A value below the bound cannot be told from 0 in float64. Non-singular at these points"
-        " is not non-singular almost everywhere, though for analytic maps one point is enough.",
-    )
-
-
-def _whole_map(steps: Sequence[_Step], whole: Float[Tensor, "p p"]) -> Verdict:
-    smallest, bound = _smallest(whole), len(whole) * _EPS
-    return Verdict(
-        id="optimiser.whole_map",
-        statement="The map from the first parameters to the last has a non-singular Jacobian.",
-        holds=None if any(step.kinks for step in steps) else smallest > bound,
-        value=smallest,
-        bound=bound,
-        not_shown="A value below the bound cannot be told from 0 in float64, which long runs reach.",
-    )
-
-
-def _same_as_torch(steps: Sequence[_Step]) -> Verdict:
-    gap = max(step.from_torch for step in steps)
-    return Verdict(
-        id="optimiser.torch_steps",
-        statement="The steps followed are those of torch.optim.",
-        holds=gap <= SAME_STEP,
-        value=gap,
-        bound=SAME_STEP,
-        not_shown="Fused and foreach variants, and other precisions than float64.",
-    )
 
 
 def _summary(steps: Sequence[_Step], whole: Float[Tensor, "p p"]) -> dict[str, Any]:
