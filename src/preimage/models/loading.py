@@ -47,7 +47,7 @@ def load(
 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
     """A torch dtype from its name."""
-    parsed: torch.dtype = getattr(torch, check_dtype(str(dtype).removeprefix("torch.")))
+    parsed: torch.dtype = getattr(torch, check_dtype(str(dtype)).removeprefix("torch."))
     return parsed
 
 

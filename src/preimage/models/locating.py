@@ -51,7 +51,7 @@ def locate(name: str, revision: str | None = None) -> ModelFiles:
 
 def check_dtype(name: str) -> str:
     """Refuse a dtype that models are not loaded in."""
-    if name not in DTYPES:
+    if name.removeprefix("torch.") not in DTYPES:
         raise OptionError(f"dtype {name!r} is not known.", f"Use one of {', '.join(DTYPES)}.")
     return name
 

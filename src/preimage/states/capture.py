@@ -74,7 +74,11 @@ def capture(
     if layout.elements() * model.dtype.itemsize <= _MEMORY_BYTES:
         return job.to_memory()
     temporary = tempfile.TemporaryDirectory(prefix="preimage-")
-    states = job.to_bundle(Path(temporary.name) / "bundle", withhold_ids=False)
+    try:
+        states = job.to_bundle(Path(temporary.name) / "bundle", withhold_ids=False)
+    except BaseException:
+        temporary.cleanup()
+        raise
     weakref.finalize(states, temporary.cleanup)  # it lives as long as the states do
     return states
 
@@ -172,9 +176,10 @@ class _Capture:
             for batch in pieces[stop]:
                 self._run(batch, store)
                 done += len(batch.prompts)
+                if done == stop:
+                    store.sync()
+                    run.keep(stop, {})
                 self.progress(done, self.layout.count, "prompts captured")
-            store.sync()
-            run.keep(stop, {})
 
         run.each(list(pieces), piece)
 
