@@ -452,20 +452,25 @@ def test_the_command(texts: list[str], tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "code", "said"),
     [
-        ["--family", "bert"],
-        ["--size", "huge"],
-        ["--size", "64,2,x"],
-        ["--bits", "x"],
-        ["--steps", "0"],
-        ["--text", "no-such-file.txt"],
+        (["--family", "bert"], "bad_option", "Family 'bert' is not known."),
+        (["--size", "huge"], "bad_option", "Size 'huge' is not known."),
+        (["--size", "64,2,x"], "bad_option", "--size is '64,2,x'."),
+        (["--bits", "x"], "bad_option", "--bits is 'x'."),
+        (["--steps", "0"], "bad_option", "steps is 0"),
+        (["--text", "no-such-file.txt"], "bad_prompt", "'no-such-file.txt' does not exist."),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_the_command_refuses_at_once(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_at_once(
+    wrong: list[str], code: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["trajectory", *wrong, "--json"]) == 2
-    assert set(json.loads(capsys.readouterr().out)["error"]) == {"code", "message", "hint"}
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert set(error) == {"code", "message", "hint"}
+    assert error["code"] == code
+    assert said in error["message"]
 
 
 def test_a_refusal_does_not_wait_for_torch() -> None:

@@ -26,7 +26,7 @@ from preimage.storage import MANIFEST, TENSORS, Run
 
 _MEMORY_BYTES = 2 * 2**30  # more than this goes to disk
 _CUDA_BATCH_TOKENS = 16384
-_KEPT_TOKENS = 4096  # on a CPU about a second: so many tokens, or a batch if it has more, are lost at most
+_KEPT_TOKENS = 1024  # about a second of a small model on a CPU: so much is lost at most, or one batch
 
 
 def capture(
