@@ -49,7 +49,7 @@ def test_collisions(document: Any, run: Typed, model: str, tmp_path: Path) -> No
     assert "UNEXPLAINED" not in text
     code, text, _ = run(*given, "--layers", "0", "--text", "the dogs sat")
     assert code == 0
-    assert re.search(r"^layer 0, at the noise floor: \d same last token at layer 0$", text, re.MULTILINE)
+    assert re.search(r"^layer 0, within noise: \d same last token at layer 0$", text, re.MULTILINE)
 
 
 def test_collisions_at_several_lengths(document: Any, run: Typed, model: str, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_search_of_one_family_has_nothing_to_continue(
     given = ["collisions", "--model", model, "--prompts", jsonl([7, 7], [7, 7, 7]), "--layers", 1]
     given += ["--hard-bases", 0, "--out", tmp_path / "run"]
     code, found = document(*given)
-    assert (code, found["results"]["layers"][0]["spacing"]["separation"]) == (0, None)
+    assert (code, found["results"]["layers"][0]["spacing"]["margin"]) == (0, None)
     assert run(*given)[0] == 0
     code, found = document("continuations", "--model", model, "--audit", tmp_path / "run")
     assert (code, found["error"]["message"]) == (2, "No prompt was given.")

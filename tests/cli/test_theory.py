@@ -16,15 +16,16 @@ from preimage.collisions import rounding
 from preimage.errors import OptionError
 from preimage.models import LanguageModel, new_model
 from preimage.storage import SCHEMA
-from preimage.theory import verifying
-from preimage.theory.dichotomy.checking import SEPARATED, SEPARATED_ABOVE
-from preimage.theory.discriminant import checking as discriminant
+from preimage.theory import check_analyticity, registry, verification
+from preimage.theory.discriminant import check as discriminant
 from preimage.theory.optimiser import updates
 from preimage.theory.result import Verdict
 from preimage.theory.symmetry import group
 from preimage.theory.symmetry.transforms import mix_queries_keys
 from support.folders import make_folder
 from support.tiny import build
+
+SEPARATED, SEPARATED_ABOVE = "dichotomy.separated", "dichotomy.separated_above_0"  # ids of verdicts
 
 Document = Callable[..., tuple[int, dict[str, Any]]]
 TWO = ("--text", "the cat", "--text", "a dog runs")
@@ -254,7 +255,7 @@ def test_verify(document: Document, tmp_path: Path) -> None:
     verdicts = [verdict for report in reports for verdict in report["verdicts"]]
     assert len(verdicts) == 107  # as docs/theory.md says
     assert all(verdict["holds"] is True and not verdict["descriptive"] for verdict in verdicts)
-    assert all(verdict["not_shown"] and verdict["tolerance"] is not None for verdict in verdicts)
+    assert all(verdict["not_shown"] and verdict["bound"] is not None for verdict in verdicts)
     names = [verdict["id"] for verdict in verdicts]
     assert names.count(f"{SEPARATED_ABOVE}.denied") == 1  # of the Llama alone
     assert names.count(SEPARATED_ABOVE) == 3
@@ -276,17 +277,17 @@ def kinked(*args: Any, **options: Any) -> LanguageModel:
 
 def smaller(patch: pytest.MonkeyPatch) -> None:
     """One model of one block, followed for one step."""
-    patch.setattr(verifying, "FAMILIES", ("llama",))
-    patch.setattr(verifying, "_BLOCKS", 1)
-    patch.setattr(verifying, "_STEPS", 1)
-    patch.setattr(verifying, "_OPTIMISERS", {"gradient-descent": {"learning_rate": 1e-2}})
+    patch.setattr(verification, "FAMILIES", ("llama",))
+    patch.setattr(verification, "_BLOCKS", 1)
+    patch.setattr(registry, "_STEPS", 1)
+    patch.setattr(registry, "_OPTIMISERS", {"gradient-descent": {"learning_rate": 1e-2}})
 
 
 def test_verify_sees_what_is_broken(document: Document, monkeypatch: pytest.MonkeyPatch) -> None:
     smaller(monkeypatch)
     code, found = document("verify")
     assert (code, found["holds"]) == (0, True)
-    monkeypatch.setattr(verifying, "new_model", kinked)  # analyticity
+    monkeypatch.setattr(verification, "new_model", kinked)  # analyticity
     monkeypatch.setattr(group, "permute_heads", mix_queries_keys)  # symmetry
     monkeypatch.setitem(updates._UPDATES, "gradient-descent", other_rate)  # optimiser
     monkeypatch.setattr(discriminant, "COLLISION", 0.0)
@@ -299,15 +300,15 @@ def test_verify_sees_what_is_broken(document: Document, monkeypatch: pytest.Monk
 
 
 def test_a_denial_holds_where_the_statement_does_not() -> None:
-    report = verifying.check_analyticity(verifying.small_model("llama"))
+    report = check_analyticity(verification.small_model("llama"))
     first = report.verdicts[0]
-    denied = verifying._denying(report, {first.id: "denied"})
+    denied = verification._denying(report, {first.id: "denied"})
     name = f"{first.id}.denied"
-    assert denied.verdicts[0] == Verdict(name, "denied", False, first.value, first.tolerance, first.not_shown)
+    assert denied.verdicts[0] == Verdict(name, "denied", False, first.value, first.bound, first.not_shown)
     assert denied.verdicts[1:] == report.verdicts[1:]
     assert denied.refuted == denied.verdicts[:1]
     with pytest.raises(AssertionError):
-        verifying._denying(report, {first.statement: "denied"})
+        verification._denying(report, {first.statement: "denied"})
 
 
 def test_a_new_model_without_a_tokenizer() -> None:

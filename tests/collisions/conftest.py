@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import preimage
-from preimage.collisions import auditing, continuing
+from preimage.collisions import audit, continuations
 from preimage.collisions.result import Spacing
 from preimage.states import States
 from support.collisions import search
@@ -28,7 +28,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[States]:
         kept.append(preimage.capture(*args, **kwargs))
         return kept[-1]
 
-    monkeypatch.setattr(auditing, "capture", keep)
+    monkeypatch.setattr(audit, "capture", keep)
     return kept
 
 
@@ -44,7 +44,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many sets of states were compared, counted from now on."""
     count: list[int] = []
-    for module in (auditing, continuing):
+    for module in (audit, continuations):
         original = module.measure_spacing
 
         def counted(*args: Any, original: Any = original) -> Spacing:

@@ -49,14 +49,14 @@ def test_constant_prompts_are_one_to_a_rotary_model(name: str) -> None:
             continue
         for i, j in combinations(sorted(members), 2):  # at the floor, or as near as rounding elsewhere may be
             assert float(away[i, j]) <= 4 * float(floors[i]), found.layer
-        assert {spacing.minimum.first, spacing.minimum.second} <= members
-        assert spacing.minimum.explanation == CONSTANT
+        assert {spacing.closest_pair.first, spacing.closest_pair.second} <= members
+        assert spacing.closest_pair.explanation == CONSTANT
         assert set(spacing.explained) <= {CONSTANT}
         assert all(pair.explanation == CONSTANT for pair in spacing.listed)
         assert len(spacing.closest) == spacing.pairs - 3  # every pair but the three of the family
         assert not any({pair.first, pair.second} <= members for pair in spacing.closest)
         assert all(pair.explanation == "" for pair in spacing.closest)
-        assert spacing.separation > 1000 * float(floors.max())
+        assert spacing.margin > 1000 * float(floors.max())
         constant = next(kind for kind in found.hard if kind.kind == "constant")
         assert (constant.explained, constant.unexplained) == ({CONSTANT: constant.pairs}, 0)
 
@@ -68,11 +68,11 @@ def test_a_beginning_of_sequence_tells_constant_prompts_apart(name: str) -> None
     audit = preimage.find_collisions(model, prompts, "1-3,final", hard_bases=0)
     for found in audit.layers:
         spacing = found.spacing
-        assert (spacing.at_floor, spacing.explained, spacing.unexplained) == (0, {}, 0)
+        assert (spacing.within_noise, spacing.explained, spacing.unexplained) == (0, {}, 0)
         assert spacing.listed == ()
-        assert spacing.minimum == spacing.closest[0]
-        assert spacing.minimum.explanation == ""
-        assert spacing.minimum.distance > 100 * spacing.minimum.floor
+        assert spacing.closest_pair == spacing.closest[0]
+        assert spacing.closest_pair.explanation == ""
+        assert spacing.closest_pair.distance > 100 * spacing.closest_pair.noise_radius
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -85,16 +85,16 @@ def test_layer_0_knows_the_last_token_and_perhaps_its_place(name: str) -> None:
     else:  # only prompts of one length
         expected, kept = {(0, 1), (2, 3)}, None
     assert spacing.explained == {SAME_LAST_TOKEN: len(expected)}
-    assert (spacing.at_floor, spacing.unexplained) == (len(expected), 0)
+    assert (spacing.within_noise, spacing.unexplained) == (len(expected), 0)
     assert set(ends(spacing.listed)) <= expected
     assert all(pair.explanation == SAME_LAST_TOKEN for pair in spacing.listed)
     assert not set(ends(spacing.closest)) & expected
     if kept is not None:
         assert ends(spacing.closest) == kept
-    assert spacing.separation > 1000 * spacing.minimum.floor
+    assert spacing.margin > 1000 * spacing.closest_pair.noise_radius
     above = audit.at(1).spacing
-    assert (above.at_floor, above.explained) == (0, {})
-    assert above.minimum.explanation == ""
+    assert (above.within_noise, above.explained) == (0, {})
+    assert above.closest_pair.explanation == ""
 
 
 @pytest.mark.parametrize("name", LEARNED)
@@ -105,10 +105,10 @@ def test_learned_positions_know_no_constant_family(name: str) -> None:
         reasons = {reason for kind in found.hard for reason in kind.explained} | set(found.spacing.explained)
         assert reasons <= ({SAME_LAST_TOKEN} if found.layer == 0 else set())
         assert not set(combinations((6, 7, 8), 2)) & set(ends(found.spacing.listed))
-        assert found.spacing.separation > 1000 * found.spacing.minimum.floor
+        assert found.spacing.margin > 1000 * found.spacing.closest_pair.noise_radius
         constant = next(kind for kind in found.hard if kind.kind == "constant")
-        assert (constant.at_floor, constant.explained, constant.unexplained) == (0, {}, 0)
-        assert constant.minimum.explanation == ""
+        assert (constant.within_noise, constant.explained, constant.unexplained) == (0, {}, 0)
+        assert constant.closest_pair.explanation == ""
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -121,11 +121,11 @@ def test_tokens_with_one_embedding_are_one_token(name: str) -> None:
         spacing = found.spacing
         assert spacing.explained == {IDENTICAL_EMBEDDINGS: 2}, found.layer
         assert set(ends(spacing.listed)) == {(0, 1), (2, 3)}
-        assert all(pair.distance <= pair.floor for pair in spacing.listed)
-        assert spacing.separation > 1000 * spacing.minimum.floor
+        assert all(pair.distance <= pair.noise_radius for pair in spacing.listed)
+        assert spacing.margin > 1000 * spacing.closest_pair.noise_radius
         assert not {(0, 1), (2, 3)} & set(ends(spacing.closest))
     apart = preimage.find_collisions(tiny(name), prompts, "1-3,final", hard_bases=0)
-    assert all(found.spacing.at_floor == 0 for found in apart.layers)  # it is the embeddings that do it
+    assert all(found.spacing.within_noise == 0 for found in apart.layers)  # it is the embeddings that do it
 
 
 def test_constant_prompts_may_be_written_with_twins() -> None:
@@ -144,8 +144,8 @@ def test_a_set_of_nothing_but_one_family_has_no_separation() -> None:
     audit = preimage.find_collisions(tiny("llama"), FAMILY, "1,final", hard_bases=0)
     for found in audit.layers:
         spacing = found.spacing
-        assert (spacing.closest, spacing.separation, spacing.normalised) == ((), None, None)
-        assert (spacing.pairs, spacing.unexplained, spacing.minimum.explanation) == (3, 0, CONSTANT)
+        assert (spacing.closest, spacing.margin, spacing.normalised_margin) == ((), None, None)
+        assert (spacing.pairs, spacing.unexplained, spacing.closest_pair.explanation) == (3, 0, CONSTANT)
         assert LayerCollisions.from_dict(json.loads(json.dumps(asdict(found)))) == found
     assert spacing_figure(audit).data
     assert closest_prompts(audit) == []
@@ -161,15 +161,15 @@ def test_a_collision_that_nothing_explains_is_reported() -> None:
     assert all(found.unexplained == 0 for found in audit.layers[:-1])
     found = audit.at("final")
     spacing = found.spacing
-    assert (spacing.distinct, spacing.at_floor, spacing.below) == (1, 10, {"1e-06": 10})
+    assert (spacing.distinct, spacing.within_noise, spacing.below) == (1, 10, {"1e-06": 10})
     assert (spacing.unexplained, spacing.explained) == (9, {CONSTANT: 1})
-    assert spacing.minimum.explanation == UNEXPLAINED
-    assert (spacing.separation, spacing.normalised, spacing.mean_norm) == (0.0, None, 0.0)
+    assert spacing.closest_pair.explanation == UNEXPLAINED
+    assert (spacing.margin, spacing.normalised_margin, spacing.mean_norm) == (0.0, None, 0.0)
     assert len(spacing.closest) == 6  # of the two constant prompts, which are one, the first
     assert all(pair.explanation == UNEXPLAINED for pair in spacing.closest)
     listed = [pair for pair in spacing.listed if pair.explanation == UNEXPLAINED]
     assert len(listed) == 6
-    assert all(kind.at_floor == kind.pairs for kind in found.hard)
+    assert all(kind.within_noise == kind.pairs for kind in found.hard)
     assert found.unexplained == 9 + sum(kind.unexplained for kind in found.hard) > 9
     assert audit.unexplained == found.unexplained
 
@@ -181,10 +181,10 @@ def test_prompts_that_only_this_model_confuses_are_not_structural() -> None:
         spacing = found.spacing
         if found.layer == 0:
             assert (spacing.explained, spacing.unexplained) == ({SAME_LAST_TOKEN: 3}, 0)
-            assert spacing.separation > 0.01
+            assert spacing.margin > 0.01
         else:
             assert (spacing.explained, spacing.unexplained) == ({CONSTANT: 1}, 2)
-            assert spacing.separation == spacing.closest[0].distance == 0.0
+            assert spacing.margin == spacing.closest[0].distance == 0.0
             assert ends(spacing.closest)[0] == (0, 1)
             assert spacing.closest[1].distance > 0.01  # and the next are others
 
@@ -197,11 +197,11 @@ def test_states_one_rounding_apart_are_at_the_floor_and_unexplained() -> None:
 
     prompts = [[9, 5], [9, 6], [20, 21, 22], [30, 31]]
     spacing = preimage.find_collisions(changed("llama", next_float), prompts, 0, hard_bases=0).at(0).spacing
-    assert (spacing.distinct, spacing.at_floor, spacing.unexplained) == (4, 1, 1)
-    assert 0 < spacing.minimum.distance <= spacing.minimum.floor
-    assert spacing.minimum == spacing.closest[0] == spacing.listed[0]
-    assert spacing.minimum.explanation == UNEXPLAINED
-    assert (spacing.separation, spacing.below) == (spacing.minimum.distance, {"1e-06": 1})
+    assert (spacing.distinct, spacing.within_noise, spacing.unexplained) == (4, 1, 1)
+    assert 0 < spacing.closest_pair.distance <= spacing.closest_pair.noise_radius
+    assert spacing.closest_pair == spacing.closest[0] == spacing.listed[0]
+    assert spacing.closest_pair.explanation == UNEXPLAINED
+    assert (spacing.margin, spacing.below) == (spacing.closest_pair.distance, {"1e-06": 1})
 
 
 def test_the_same_text_in_other_tokens_is_no_excuse() -> None:
@@ -249,4 +249,4 @@ def test_what_no_window_shows_is_structural(name: str, fields: list[int | None])
         alike = [field is not None and field <= shared for shared in (23, 13, 13)]  # of 0-1, 0-2, 1-2
         reason = SAME_LAST_TOKEN if found.layer == 0 else SAME_WINDOW
         assert found.spacing.explained == ({reason: sum(alike)} if any(alike) else {})
-        assert found.spacing.at_floor == sum(alike)
+        assert found.spacing.within_noise == sum(alike)

@@ -10,7 +10,7 @@ import pytest
 
 import preimage
 from preimage.collisions import closest_prompts
-from preimage.collisions.result import Continuation, LayerCollisions
+from preimage.collisions.result import CollisionAudit, Continuation, LayerCollisions
 from preimage.errors import OptionError, RunFolderError
 from preimage.figures import spacing_figure
 from preimage.storage import Run
@@ -56,6 +56,11 @@ def test_results_survive_json(tmp_path: Path) -> None:
         saved = json.loads(result.save(tmp_path / f"{kind}.json").read_text())
         assert (saved["schema"], saved["kind"], saved["unexplained"]) == ("preimage/1", kind, 0)
         assert saved == {"schema": "preimage/1", "kind": kind, **json.loads(json.dumps(result.to_dict()))}
+        assert (
+            type(result).load(tmp_path / f"{kind}.json") == type(result).from_dict(result.to_dict()) == result
+        )
+    error = refused(RunFolderError, lambda: CollisionAudit.load(tmp_path / "continuations.json"))
+    assert error.message == f"{tmp_path / 'continuations.json'} holds continuations, not collisions."
 
 
 def test_the_figure_has_a_curve_for_every_quantity() -> None:
@@ -64,15 +69,15 @@ def test_the_figure_has_a_curve_for_every_quantity() -> None:
     curves = {curve.name: list(curve.y) for curve in figure.data}
     assert list(curves) == [
         "maximum", "quantile 0.5", "quantile 0.01", "closest pair that must differ",
-        "closest hard pair that must differ", "noise floor",
+        "closest hard pair that must differ", "noise radius",
     ]  # fmt: skip
     assert all(list(curve.x) == ["0", "1", "2", "3", "final"] for curve in figure.data)
     spacings = [found.spacing for found in audit.layers]
-    assert curves["closest pair that must differ"] == [spacing.separation for spacing in spacings]
+    assert curves["closest pair that must differ"] == [spacing.margin for spacing in spacings]
     assert curves["maximum"] == [spacing.quantiles["1"][0] for spacing in spacings]
-    assert curves["noise floor"] == [s.floor for s in spacings]
+    assert curves["noise radius"] == [s.noise_radius for s in spacings]
     hard = curves["closest hard pair that must differ"]
     for found, value in zip(audit.layers[1:], hard[1:], strict=True):
-        assert value == min(k.separation for k in found.hard if k.separation is not None)
+        assert value == min(k.margin for k in found.hard if k.margin is not None)
     assert figure.layout.yaxis.type == "log"
     assert figure.layout.xaxis.type == "category"

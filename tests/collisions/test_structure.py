@@ -12,8 +12,8 @@ import transformers as t
 from torch import Tensor, nn
 
 import preimage
-from preimage.collisions import confirming
-from preimage.collisions.confirming import ShownStructure
+from preimage.collisions import confirmation
+from preimage.collisions.confirmation import ConfirmedStructure
 from preimage.collisions.result import CollisionAudit, LayerCollisions
 from preimage.collisions.structure import (
     CONSTANT,
@@ -32,7 +32,7 @@ from preimage.layers import Layer
 from preimage.models import LanguageModel, block_draws
 from preimage.models.block_draws import draw_by_block
 from preimage.states import SAFETY, noise_floor
-from preimage.theory.dichotomy.checking import search_structure
+from preimage.theory.dichotomy.check import search_structure
 from support.tiny import NAMES, VOCABULARY, build, random_ids, tiny
 
 COMMON: dict[str, Any] = {
@@ -105,16 +105,16 @@ def test_an_attention_sink_tells_constant_prompts_apart() -> None:
         assert found.spacing.explained == {}
         apart = constant_pairs(audit, layer)
         assert len(apart) == 3
-        assert found.spacing.separation == min(apart) > 1000 * found.spacing.floor / SAFETY
+        assert found.spacing.margin == min(apart) > 1000 * found.spacing.noise_radius / SAFETY
     hard = {layer: next(kind for kind in audit.at(layer).hard if kind.kind == "constant") for layer in ABOVE}
     assert all(hard[layer].explained == {} for layer in (2, 3, "final"))
     assert set(hard[1].explained) == {CONSTANT}  # 63 and 64 times, both of which fill the window of 4
-    assert hard[1].explained[CONSTANT] == hard[1].at_floor == hard[1].pairs // 4 + 1
+    assert hard[1].explained[CONSTANT] == hard[1].within_noise == hard[1].pairs // 4 + 1
 
 
 @pytest.mark.parametrize("make", [recurrent_gemma, minimax])
 def test_parts_that_do_not_average_tell_constant_prompts_apart(make: Callable[[], LanguageModel]) -> None:
-    shown = ShownStructure(make(), PROMPTS, (0, *ABOVE))
+    shown = ConfirmedStructure(make(), PROMPTS, (0, *ABOVE))
     for layer in ABOVE:
         assert len({shown.key(ids, layer) for ids in PROMPTS}) == len(PROMPTS)
         assert shown.explain(FAMILY[0], FAMILY[1], layer, near=False) == ""
@@ -195,15 +195,15 @@ def test_equal_rows_of_a_position_table_are_no_structure() -> None:
     prompts = [[7], [7, 7], [3, 9, 4], [9, 3, 4], [5, 6]]
     audit = preimage.find_collisions(preimage.load(module), prompts, hard_bases=0)
     at_0 = audit.at(0).spacing
-    assert (at_0.explained, at_0.unexplained, at_0.separation) == ({SAME_LAST_TOKEN: 1}, 1, 0.0)
+    assert (at_0.explained, at_0.unexplained, at_0.margin) == ({SAME_LAST_TOKEN: 1}, 1, 0.0)
     for layer in ABOVE:
         spacing = audit.at(layer).spacing
         pairs = {(*pair.first_ids, -1, *pair.second_ids) for pair in spacing.listed}
         assert spacing.explained == {}
         assert (7, -1, 7, 7) in pairs
         assert spacing.unexplained == len(pairs)
-        assert spacing.separation is not None
-        assert spacing.separation <= spacing.floor
+        assert spacing.margin is not None
+        assert spacing.margin <= spacing.noise_radius
 
 
 def test_a_projection_that_merges_two_embeddings_makes_them_one_token() -> None:
@@ -253,7 +253,7 @@ def test_a_second_table_of_embeddings_tells_twins_apart() -> None:
 
     module.model.forward = forward
     module.model.layers[1].register_forward_hook(lambda _module, _args, out: out + second(given["ids"]))
-    shown = ShownStructure(preimage.load(module), [[9, 5, 3, 5], [9, 6, 3, 5], [9, 5, 3, 6]], (1, 2, 3))
+    shown = ConfirmedStructure(preimage.load(module), [[9, 5, 3, 5], [9, 6, 3, 5], [9, 5, 3, 6]], (1, 2, 3))
     assert shown.explain([9, 5, 3, 5], [9, 5, 3, 6], 1, near=True) == IDENTICAL_EMBEDDINGS
     assert shown.explain([9, 5, 3, 5], [9, 5, 3, 6], 2, near=True) == UNEXPLAINED
     assert shown.explain([9, 5, 3, 5], [9, 6, 3, 5], 2, near=True) == IDENTICAL_EMBEDDINGS
@@ -334,7 +334,7 @@ def test_a_local_attention_put_into_a_model_is_measured() -> None:
 
         block.self_attn.forward = local
     long = random_ids(10, 1)
-    shown = ShownStructure(preimage.load(module), [long, [*random_ids(5, 2), *long[5:]]], (1, 2))
+    shown = ConfirmedStructure(preimage.load(module), [long, [*random_ids(5, 2), *long[5:]]], (1, 2))
     assert shown.explain(long, [*random_ids(5, 2), *long[5:]], 1, near=True) == SAME_WINDOW
     assert shown.explain(long, [*random_ids(5, 2), *long[5:]], 2, near=True) == UNEXPLAINED
 
@@ -357,15 +357,15 @@ def test_a_pair_is_at_the_floor_within_so_many_floors_of_the_longer(times: float
     moved = preimage.load(module)
     assert noise_floor(moved, (0,))[0] == floor
     spacing = preimage.find_collisions(moved, [[9, 5], [9, 6], [8, 3]], 0, hard_bases=0).at(0).spacing
-    assert (spacing.at_floor, spacing.unexplained) == ((1, 1) if times < 1 else (0, 0))
-    assert spacing.minimum.floor == pytest.approx(SAFETY * floor, rel=1e-6)
+    assert (spacing.within_noise, spacing.unexplained) == ((1, 1) if times < 1 else (0, 0))
+    assert spacing.closest_pair.noise_radius == pytest.approx(SAFETY * floor, rel=1e-6)
 
 
 @pytest.mark.parametrize("prompts", [[[7], [8]], [[7, 7], [7]], [[7] * 2, [7] * 3, [7] * 4]])
 def test_two_prompts_and_nothing_but_collisions_are_enough(prompts: list[list[int]]) -> None:
     audit = preimage.find_collisions(tiny("llama"), prompts)
     assert audit.unexplained == 0
-    assert all(found.spacing.minimum is not None for found in audit.layers)
+    assert all(found.spacing.closest_pair is not None for found in audit.layers)
 
 
 # --- how it is shown ------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ def test_blocks_drawn_one_at_a_time_are_the_same_map(name: str, monkeypatch: pyt
     assert sum(p.numel() for p in held.module.parameters()) == sum(
         p.numel() for p in model.anatomy.backbone.parameters()
     )
-    shown = ShownStructure(model, PROMPTS, ABOVE)
+    shown = ConfirmedStructure(model, PROMPTS, ABOVE)
     learned = name in ("gpt2", "opt")
     assert shown.explain(FAMILY[0], FAMILY[2], 3, near=False) == ("" if learned else CONSTANT)
 
@@ -397,7 +397,7 @@ def test_nothing_is_drawn_where_nothing_may_have_to_collide(monkeypatch: pytest.
     def fail(*_: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(confirming, "draw_by_block", fail)
+    monkeypatch.setattr(confirmation, "draw_by_block", fail)
     prompts = [[*random_ids(8, seed), seed] for seed in range(6)]
     assert preimage.find_collisions(tiny("llama"), prompts, hard_bases=0).unexplained == 0
 
@@ -419,11 +419,11 @@ def test_what_cannot_be_shown_is_not_claimed(
 def test_prompts_too_many_to_run_follow_those_that_were(
     make: Callable[[], LanguageModel], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(confirming, "_TOKENS", {"cpu": 5})
-    shown = ShownStructure(make(), [[7] * 17, [7] * 20, [8, 8], [8] * 3], (3,))
+    monkeypatch.setattr(confirmation, "_TOKENS", {"cpu": 5})
+    shown = ConfirmedStructure(make(), [[7] * 17, [7] * 20, [8, 8], [8] * 3], (3,))
     assert shown.explain([8] * 2, [8] * 3, 3, near=False) == said
     assert shown.explain([7] * 17, [7] * 20, 3, near=False) == said
-    alone = ShownStructure(make(), [[7] * 17, [7] * 20], (3,))  # nothing of the family can be run
+    alone = ConfirmedStructure(make(), [[7] * 17, [7] * 20], (3,))  # nothing of the family can be run
     assert alone.explain([7] * 17, [7] * 20, 3, near=False) == ""
 
 

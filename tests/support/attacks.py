@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import preimage
 from preimage.models import LanguageModel
-from preimage.theory.analyticity.checking import check_analyticity
+from preimage.theory.analyticity.check import check_analyticity
 from support.tiny import build
 
 Attack = Callable[[nn.Module], object]

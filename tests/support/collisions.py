@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import preimage
-from preimage.collisions.result import CollidingPair, Spacing
+from preimage.collisions.result import ComparedPair, Spacing
 from preimage.distances import norms, row_distances
 from preimage.models import LanguageModel
 from preimage.states import SAFETY
@@ -61,7 +61,7 @@ def all_distances(states: Tensor) -> Tensor:
     return row_distances(states[:, None], states[None])
 
 
-def ends(pairs: Sequence[CollidingPair]) -> list[tuple[int, int]]:
+def ends(pairs: Sequence[ComparedPair]) -> list[tuple[int, int]]:
     return [(pair.first, pair.second) for pair in pairs]
 
 
@@ -81,8 +81,8 @@ def check_spacing(
     assert spacing.states == len(states)
     assert spacing.pairs == len(pairs) == len(states) * (len(states) - 1) // 2
     assert spacing.distinct == len({min(like) for like in same})
-    assert (spacing.minimum.first, spacing.minimum.second) == pairs[0][1:]
-    assert spacing.minimum.distance == pytest.approx(distances[0], rel=1e-12)
+    assert (spacing.closest_pair.first, spacing.closest_pair.second) == pairs[0][1:]
+    assert spacing.closest_pair.distance == pytest.approx(distances[0], rel=1e-12)
     apart = [
         pair
         for pair in pairs
@@ -90,18 +90,18 @@ def check_spacing(
     ][:count]
     assert ends(spacing.closest) == [pair[1:] for pair in apart]
     assert [pair.distance for pair in spacing.closest] == pytest.approx([p[0] for p in apart], rel=1e-12)
-    assert spacing.separation == spacing.closest[0].distance
+    assert spacing.margin == spacing.closest[0].distance
     assert spacing.mean_norm == pytest.approx(float(lengths.mean()), rel=1e-12)
-    assert spacing.normalised == pytest.approx(spacing.closest[0].distance / spacing.mean_norm, rel=1e-12)
-    floor = {(i, j): SAFETY * spacing.noise_floor * float(max(lengths[i], lengths[j])) for _, i, j in pairs}
-    assert spacing.floor == pytest.approx(SAFETY * spacing.noise_floor * spacing.mean_norm, rel=1e-12)
-    for pair in (spacing.minimum, *spacing.closest, *spacing.listed):
-        assert pair.floor == pytest.approx(floor[pair.first, pair.second], rel=1e-12)
+    assert spacing.normalised_margin == pytest.approx(spacing.margin / spacing.mean_norm, rel=1e-12)
+    radius = {(i, j): SAFETY * spacing.noise_floor * float(max(lengths[i], lengths[j])) for _, i, j in pairs}
+    assert spacing.noise_radius == pytest.approx(SAFETY * spacing.noise_floor * spacing.mean_norm, rel=1e-12)
+    for pair in (spacing.closest_pair, *spacing.closest, *spacing.listed):
+        assert pair.noise_radius == pytest.approx(radius[pair.first, pair.second], rel=1e-12)
     below = {f"{t:g}": sum(distance < t for distance in distances) for t in (1e-6, *thresholds)}
     assert spacing.below == below
-    at_floor = [(i, j) for distance, i, j in pairs if distance <= floor[i, j]]
-    assert spacing.at_floor == len(at_floor) == sum(spacing.explained.values()) + spacing.unexplained
-    assert spacing.unexplained == sum(not structural(i, j) for i, j in at_floor)
+    near = [(i, j) for distance, i, j in pairs if distance <= radius[i, j]]
+    assert spacing.within_noise == len(near) == sum(spacing.explained.values()) + spacing.unexplained
+    assert spacing.unexplained == sum(not structural(i, j) for i, j in near)
     for q, (value, low, high) in spacing.quantiles.items():
         truth = distances[max(1, math.ceil(float(q) * len(distances))) - 1]
         assert low <= truth <= high

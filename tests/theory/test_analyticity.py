@@ -14,7 +14,7 @@ from torch.nn.functional import relu, silu
 
 import preimage
 from preimage.models import LanguageModel
-from preimage.theory.analyticity.checking import check_analyticity, positional_scheme
+from preimage.theory.analyticity.check import check_analyticity, positional_scheme
 from preimage.theory.result import TheoryReport
 from support.tiny import NAMES, VOCABULARY, build, tiny
 

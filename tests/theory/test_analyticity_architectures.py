@@ -9,7 +9,7 @@ import transformers as t
 
 import preimage
 from preimage.models import LanguageModel
-from preimage.theory.analyticity.checking import check_analyticity
+from preimage.theory.analyticity.check import check_analyticity
 from preimage.theory.result import TheoryReport
 from support.tiny import VOCABULARY
 

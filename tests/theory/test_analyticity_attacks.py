@@ -20,7 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
 import preimage
-from preimage.theory.analyticity.checking import check_analyticity
+from preimage.theory.analyticity.check import check_analyticity
 from support.attacks import Adapted, Attack, attacked, second, verdict
 from support.tiny import build
 

@@ -17,7 +17,7 @@ from preimage.models import LanguageModel
 from preimage.models.float64 import double_copy
 from preimage.models.identity import weight_hash
 from preimage.theory.discriminant import movement
-from preimage.theory.discriminant.checking import COLLISION, build_collision, distance_to_collision
+from preimage.theory.discriminant.check import COLLISION, build_collision, distance_to_collision
 from preimage.theory.result import TheoryReport
 from support.refusing import refused
 from support.tiny import NAMES, VOCABULARY, build, random_ids
@@ -179,7 +179,7 @@ def test_the_search_finds_it_in_float64_and_a_small_change_removes_it() -> None:
     for model in (exact("gpt2"), shaken(collided("gpt2"))):
         apart = preimage.find_collisions(model, among_others(), "1-3,final", **line)
         assert [layer.spacing.below["1e-09"] for layer in apart.layers] == [0] * 4
-        assert apart.at(LAST).spacing.separation > 1e-6 * apart.at(LAST).spacing.mean_norm
+        assert apart.at(LAST).spacing.margin > 1e-6 * apart.at(LAST).spacing.mean_norm
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
@@ -231,7 +231,7 @@ def test_one_step_is_farther_than_a_collision_or_not() -> None:
         report = distance_to_collision(exact("qwen2"), FIRST, SECOND, LAST, learning_rate=rate)
         (numbers,) = report.tables["distance"]
         assert report.verdicts[BEYOND].holds is beyond
-        assert report.verdicts[BEYOND].tolerance == rate * math.sqrt(report.subject["parameters"])
+        assert report.verdicts[BEYOND].bound == rate * math.sqrt(report.subject["parameters"])
         assert numbers["optimiser_steps"] == pytest.approx(numbers["distance"] / numbers["optimiser_step"])
 
 

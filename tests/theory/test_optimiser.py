@@ -18,7 +18,7 @@ from preimage.models.float64 import double_copy, in_double
 from preimage.models.identity import weight_hash
 from preimage.storage import read_json
 from preimage.theory.optimiser import lanczos, updates
-from preimage.theory.optimiser.checking import IDENTITY, LARGEST_EXACT, check_optimiser
+from preimage.theory.optimiser.check import IDENTITY, LARGEST_EXACT, check_optimiser
 from preimage.theory.optimiser.lanczos import top_of_spectrum
 from preimage.theory.optimiser.training_loss import TrainingLoss, jacobian
 from preimage.theory.optimiser.updates import KINDS, Gradient, OptimiserOptions

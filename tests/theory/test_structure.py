@@ -26,7 +26,7 @@ from preimage.errors import ModelError, OptionError, PromptError
 from preimage.layers import Layer
 from preimage.models import LanguageModel
 from preimage.models.random_parameters import random_parameters
-from preimage.theory.dichotomy.checking import check_dichotomy, search_structure
+from preimage.theory.dichotomy.check import check_dichotomy, search_structure
 from preimage.theory.dichotomy.families import UNNAMED, classes, describe
 from preimage.theory.result import TheoryReport
 from support.tiny import NAMES, build, random_ids, tiny

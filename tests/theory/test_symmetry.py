@@ -19,10 +19,10 @@ from preimage.models import LanguageModel
 from preimage.models.float64 import double_copy
 from preimage.theory.result import TheoryReport, Verdict
 from preimage.theory.symmetry import transforms as make
-from preimage.theory.symmetry.checking import check_symmetry
+from preimage.theory.symmetry.check import check_symmetry
 from preimage.theory.symmetry.group import Act, Transform, group_of
+from preimage.theory.symmetry.norms import Norm
 from preimage.theory.symmetry.weights import Map, Weights, read_weights
-from preimage.theory.symmetry.wiring import Norm
 from support.tiny import NAMES, build, random_ids
 
 ROTARY = tuple(name for name in NAMES if name not in ("gpt2", "opt"))

@@ -27,7 +27,7 @@ from preimage.errors import OptionError
 from preimage.storage import SCHEMA
 
 if TYPE_CHECKING:
-    from preimage.collisions.result import CollidingPair, CollisionAudit, ContinuationScan, Spacing
+    from preimage.collisions.result import CollisionAudit, ComparedPair, ContinuationScan, Spacing
 
 Thresholds = Annotated[
     list[float] | None,
@@ -167,17 +167,17 @@ def _save_figure(audit: CollisionAudit, out: Path) -> None:
 
 def _numbers(spacing: Spacing) -> list[str]:
     quantiles = [f"{values[0]:.4g}" for values in spacing.quantiles.values()]
-    separation = "-" if spacing.separation is None else f"{spacing.separation:.4g}"
-    normalised = "-" if spacing.normalised is None else f"{spacing.normalised:.3g}"
-    floor = f"{spacing.floor:.2g}"
+    margin = "-" if spacing.margin is None else f"{spacing.margin:.4g}"
+    normalised = "-" if spacing.normalised_margin is None else f"{spacing.normalised_margin:.3g}"
+    radius = f"{spacing.noise_radius:.2g}"
     below = [str(number) for number in spacing.below.values()]
-    return [f"{spacing.minimum.distance:.4g}", separation, normalised, *quantiles, floor, *below,
-            str(spacing.at_floor), str(spacing.unexplained)]  # fmt: skip
+    return [f"{spacing.closest_pair.distance:.4g}", margin, normalised, *quantiles, radius, *below,
+            str(spacing.within_noise), str(spacing.unexplained)]  # fmt: skip
 
 
 def _columns(spacing: Spacing) -> list[str]:
-    return ["minimum", "of those that must differ", "/ norm", "1 %", "median", "maximum", "noise floor",
-            *(f"< {threshold}" for threshold in spacing.below), "at floor", "unexplained"]  # fmt: skip
+    return ["closest", "margin", "/ norm", "1 %", "median", "maximum", "noise radius",
+            *(f"< {threshold}" for threshold in spacing.below), "within noise", "unexplained"]  # fmt: skip
 
 
 def _show_audit(audit: CollisionAudit) -> None:
@@ -191,15 +191,16 @@ def _show_audit(audit: CollisionAudit) -> None:
     for found in audit.layers:
         if found.spacing.explained:
             told = ", ".join(f"{number} {reason}" for reason, number in found.spacing.explained.items())
-            print_lines(f"layer {found.layer}, at the noise floor: {told}")
+            print_lines(f"layer {found.layer}, within noise: {told}")
     deepest = audit.layers[-1]
     if deepest.hard:
         print_table(
             f"Hard pairs at layer {deepest.layer}",
-            ["kind", "pairs", "closest", "noise floor", "at floor", "explained", "unexplained"],
+            ["kind", "pairs", "closest", "noise radius", "within noise", "explained", "unexplained"],
             [
-                [kind.kind, str(kind.pairs), f"{kind.minimum.distance:.4g}", f"{kind.minimum.floor:.2g}",
-                 str(kind.at_floor), ", ".join(f"{n} {r}" for r, n in kind.explained.items()) or "-",
+                [kind.kind, str(kind.pairs), f"{kind.closest_pair.distance:.4g}",
+                 f"{kind.closest_pair.noise_radius:.2g}",
+                 str(kind.within_noise), ", ".join(f"{n} {r}" for r, n in kind.explained.items()) or "-",
                  str(kind.unexplained)]
                 for kind in deepest.hard
             ],
@@ -230,9 +231,10 @@ def _show_scan(scan: ContinuationScan) -> None:
                 _show_pair(f"{number}, UNEXPLAINED", pair)
 
 
-def _show_pair(what: str, pair: CollidingPair) -> None:
+def _show_pair(what: str, pair: ComparedPair) -> None:
     texts = [
         repr(text[-_SHOWN:]) if text is not None else str(list(ids))
         for text, ids in ((pair.first_text, pair.first_ids), (pair.second_text, pair.second_ids))
     ]
-    print_lines(f"{what}: {texts[0]} and {texts[1]}, {pair.distance:.4g} apart (floor {pair.floor:.2g})")
+    apart = f"{pair.distance:.4g} apart (noise {pair.noise_radius:.2g})"
+    print_lines(f"{what}: {texts[0]} and {texts[1]}, {apart}")

@@ -25,6 +25,7 @@ from preimage.cli.arguments import (
 from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
 from preimage.errors import OptionError, PromptError, RunFolderError
 from preimage.storage import SCHEMA
+from preimage.theory.registry import CHECKS, SMALL_PROMPTS
 
 if TYPE_CHECKING:
     from preimage.models import LanguageModel
@@ -35,13 +36,6 @@ LearningRate = Annotated[float, typer.Option(help="Of the optimiser.")]
 _FEW, _SHORT = 8, 16  # prompts of a source without an end, and their tokens
 _REPORT = "report.json"
 _WORDS = {True: "yes", False: "NO", None: "undecided"}
-_SHOWN = {  # the tables that a reader needs beside the verdicts; the others are in the json
-    "analyticity": ("breaks", "structure"),
-    "dichotomy": ("families",),
-    "structure": ("classes",),
-    "optimiser": ("map", "eigenvalues"),
-    "discriminant": ("distance", "layers", "merged"),
-}
 
 app = typer.Typer(help="Check on a model what the theory states.", no_args_is_help=True)
 
@@ -51,14 +45,14 @@ def _group() -> None:
     """Check on a model what the theory states. Exit code 1: some statement does not hold."""
 
 
-@app.command("analyticity")
+@app.command("analyticity", help=CHECKS["analyticity"].asks)
 def analyticity(
     model: Annotated[str, typer.Argument(help="Alias, hub id, folder or GGUF file.")] = "smollm2",
     out: Out = None,
     device: Device = "auto",
     json: Json = False,
 ) -> int:
-    """Is every block real-analytic in its parameters? Which modules break it?"""
+    """Run ``check_analyticity``."""
     _check_folder(out)
     loaded, _ = _load(model, None, device=device)
     from preimage.theory import check_analyticity
@@ -66,7 +60,7 @@ def analyticity(
     return _finish("analyticity", loaded, check_analyticity(loaded), out, json)
 
 
-@app.command("dichotomy")
+@app.command("dichotomy", help=f"{CHECKS['dichotomy'].asks} Without prompts: all short ones.")
 def dichotomy(
     model: Model = "smollm2",
     text: Texts = None,
@@ -83,7 +77,7 @@ def dichotomy(
     out: Out = None,
     json: Json = False,
 ) -> int:
-    """Which prompts do almost all parameters separate, and which none? Without prompts: all short ones."""
+    """Run ``check_dichotomy``, without prompts ``search_structure``."""
     _check_folder(out)
     given = {"vocabulary": vocabulary, "longest": longest, "bos": bos_id}
     search: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -109,7 +103,7 @@ def dichotomy(
     return _finish("dichotomy", loaded, report, out, json)
 
 
-@app.command("symmetry")
+@app.command("symmetry", help=CHECKS["symmetry"].asks)
 def symmetry(
     model: Model = "smollm2",
     text: Texts = None,
@@ -123,7 +117,7 @@ def symmetry(
     device: Device = "auto",
     json: Json = False,
 ) -> int:
-    """Do states, margins and collisions stay where the weights move along the symmetry group?"""
+    """Run ``check_symmetry``."""
     _check_folder(out)
     choice = _few(text, prompts, count, length, seed, bos)
     loaded, ids = _load(model, choice, dtype=dtype, device=device, least=2)
@@ -134,7 +128,7 @@ def symmetry(
     return _finish("symmetry", loaded, report, out, json)
 
 
-@app.command("optimizer")
+@app.command("optimizer", help=CHECKS["optimiser"].asks)
 def optimizer(
     model: Annotated[
         str | None, typer.Option(help="Alias, hub id, folder or GGUF file; default: a small random Llama.")
@@ -162,9 +156,9 @@ def optimizer(
     device: Device = "auto",
     json: Json = False,
 ) -> int:
-    """Is any training step singular, or the map from the first parameters to the last?"""
+    """Run ``check_optimiser``."""
     from preimage.theory import OptimiserOptions, check_optimiser
-    from preimage.theory.verifying import SMALL_PROMPTS, small_model
+    from preimage.theory.verification import small_model
 
     _check_folder(out)
     options = OptimiserOptions(kind, steps, learning_rate, momentum, betas, eps, weight_decay, method)
@@ -182,7 +176,7 @@ def optimizer(
     return _finish("optimizer", loaded, report, out, json)
 
 
-@app.command("discriminant")
+@app.command("discriminant", help=f"{CHECKS['discriminant'].asks} Give --text A --text B.")
 def discriminant(
     model: Model = "smollm2",
     text: Texts = None,
@@ -198,7 +192,7 @@ def discriminant(
     device: Device = "auto",
     json: Json = False,
 ) -> int:
-    """How far are the parameters from some at which two prompts, --text A --text B, collide?"""
+    """Run ``distance_to_collision``."""
     _check_folder(out)
     if text:
         _pair(text)
@@ -302,7 +296,7 @@ def _finish(command: str, model: LanguageModel, report: TheoryReport, out: Path 
         identity = model.identity.to_dict()
         print_json({"schema": SCHEMA, "command": f"theory {command}", "model": identity, **report.to_dict()})
     else:
-        for name in _SHOWN.get(report.check, ()):
+        for name in CHECKS[report.check].tables:  # the others are in the json
             _show_rows(name, report.tables.get(name, []))
         _show_verdicts(model.name, [report])
     return NOT_RECOVERED if report.refuted else DONE
@@ -332,12 +326,12 @@ def _show_verdicts(title: str, reports: Sequence[TheoryReport]) -> None:
             statement,
             str(len(found)),
             _range([verdict.value for verdict in found]),
-            _range([verdict.tolerance for verdict in found]),
+            _range([verdict.bound for verdict in found]),
             ", ".join(dict.fromkeys(numbers[verdict.not_shown] for verdict in found)),
         ]
         for (check, _, statement), found in together.items()
     ]
-    print_table(title, ["check", "holds", "statement", "runs", "value", "tolerance", "note"], rows)
+    print_table(title, ["check", "holds", "statement", "runs", "value", "bound", "note"], rows)
     print_lines("", "Not shown:", *(f"{number}. {note}" for note, number in numbers.items()))
 
 

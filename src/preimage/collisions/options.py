@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from preimage.errors import OptionError
 
@@ -15,9 +15,13 @@ PUBLISHED = 1e-6  # the line drawn in arXiv 2510.15511; it lies below the noise 
 class CollisionOptions:
     """What is counted and listed.
 
-    ``thresholds``: distances under which pairs are counted, beside the published 1e-6; one below the noise
-    floor of a chosen layer is refused, because such a count would mean nothing. ``closest``: how many of the
-    closest pairs are listed. ``hard_bases``: prompts from which hard pairs are made; 0 for none.
+    ``thresholds``: distances, in units of a state, under which pairs are counted, beside the published 1e-6;
+    one below the noise of a chosen layer is refused, because such a count would mean nothing. ``closest``:
+    how many of the closest pairs are listed. ``hard_bases``: prompts from which hard pairs are made; 0 for
+    none. ``seed``: of the choice of these.
+
+    >>> CollisionOptions(thresholds=(0.01,), hard_bases=0).to_dict()
+    {'thresholds': [0.01], 'closest': 10, 'hard_bases': 0, 'seed': 0}
     """
 
     thresholds: tuple[float, ...] = ()
@@ -29,13 +33,19 @@ class CollisionOptions:
         for value in self.thresholds:
             if not (value > 0 and math.isfinite(value)):
                 raise OptionError(f"A threshold is {value}.", "Give distances above 0.")
-        if self.closest < 1:
-            raise OptionError(f"closest is {self.closest}.", "Give at least 1.")
-        if self.hard_bases < 0:
-            raise OptionError(f"hard_bases is {self.hard_bases}.", "Give 0 or more.")
-        if self.seed < 0:
-            raise OptionError(f"seed is {self.seed}.", "Give 0 or more.")
+        for name, least in (("closest", 1), ("hard_bases", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise OptionError(f"{name} is {getattr(self, name)}.", f"Give {least} or more.")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain json types."""
         return asdict(self) | {"thresholds": list(self.thresholds)}
+
+
+class CollisionChanges(TypedDict, total=False):
+    """Single fields of :class:`CollisionOptions`, as keyword arguments."""
+
+    thresholds: tuple[float, ...]
+    closest: int
+    hard_bases: int
+    seed: int

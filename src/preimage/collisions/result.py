@@ -7,18 +7,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from preimage.errors import RunFolderError
 from preimage.layers import Layer
-from preimage.storage import SCHEMA, write_json
+from preimage.storage import SCHEMA, read_json, write_json
 
 
 @dataclass(frozen=True)
-class CollidingPair:
+class ComparedPair:
     """Two prompts, or two next tokens, and how far apart their states are.
 
     ``first`` and ``second`` number the prompts that differ, in the order given; of hard pairs, their own.
-    ``floor`` is what noise may put between the two: 16 noise floors of the longer, as in an inversion.
+    ``distance`` and ``noise_radius`` are in units of a state; ``noise_radius`` is what noise may put between
+    the two: 16 noise floors of the longer state, as in an inversion.
     ``explanation`` says why the two states are the same for all parameters (or, of identical embeddings, for
-    all others); at or under the floor, where nothing says why, it is "unexplained"; else empty.
+    all others); within the noise radius, where nothing says why, it is "unexplained"; else empty.
     """
 
     first: int
@@ -28,74 +30,80 @@ class CollidingPair:
     first_text: str | None
     second_text: str | None
     distance: float
-    floor: float
+    noise_radius: float
     explanation: str
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> CollidingPair:
+    def from_dict(cls, data: dict[str, Any]) -> ComparedPair:
         """The inverse of ``asdict``."""
         return cls(**data | {name: tuple(data[name]) for name in ("first_ids", "second_ids")})
 
 
 @dataclass(frozen=True)
 class Spacing:
-    """How far apart a set of states is.
+    """How far apart a set of states is; distances are in units of a state.
 
-    ``minimum`` is the closest pair of all, ``closest`` the closest ones that must differ; ``separation`` is
-    the distance of the first of these, ``normalised`` the same over the mean norm. Quantiles are of the
+    ``closest_pair`` is the closest of all, ``closest`` the closest ones that must differ; ``margin`` is the
+    distance of the first of these, ``normalised_margin`` the same over the mean norm. Quantiles are of the
     distances of all pairs, each with bounds that hold for certain. ``below`` counts pairs nearer than a
-    threshold, ``at_floor`` those no farther apart than rounding alone may put them, by ``explained`` reasons
-    and ``unexplained``; ``listed`` are the first of these.
+    threshold, ``within_noise`` those no farther apart than their noise radius, by ``explained`` reasons and
+    ``unexplained``; ``listed`` are the first of these.
     """
 
     states: int
     pairs: int
     distinct: int  # states that are not the same to the bit
-    minimum: CollidingPair
-    closest: tuple[CollidingPair, ...]
-    separation: float | None
-    normalised: float | None
+    closest_pair: ComparedPair
+    closest: tuple[ComparedPair, ...]
+    margin: float | None
+    normalised_margin: float | None
     quantiles: dict[str, tuple[float, float, float]]  # q: value, proven lower and upper bound
     mean_norm: float
     noise_floor: float  # relative
-    floor: float  # what counts as the same but for noise, at the mean norm
+    noise_radius: float  # of a state of the mean norm
     below: dict[str, int]
-    at_floor: int
+    within_noise: int
     explained: dict[str, int]
     unexplained: int
-    listed: tuple[CollidingPair, ...]
+    listed: tuple[ComparedPair, ...]
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Spacing:
         """The inverse of ``asdict``."""
-        return cls(**data | _nested(data))
+        nested = {
+            "closest_pair": ComparedPair.from_dict(data["closest_pair"]),
+            "closest": tuple(map(ComparedPair.from_dict, data["closest"])),
+            "listed": tuple(map(ComparedPair.from_dict, data["listed"])),
+            "quantiles": {q: tuple(values) for q, values in data["quantiles"].items()},
+        }
+        return cls(**data | nested)
 
 
 @dataclass(frozen=True)
 class HardKind:
     """The hard pairs of one kind: how many, the closest, the distance of the closest that must differ, how
-    many at or under the floor, how many explained.
+    many are within their noise radius, how many explained.
 
-    What must be the same for all parameters counts as explained even where rounding put it above the floor.
+    What must be the same for all parameters counts as explained even where rounding put it farther apart.
     """
 
     kind: str
     pairs: int
-    minimum: CollidingPair
-    separation: float | None
-    at_floor: int
+    closest_pair: ComparedPair
+    margin: float | None
+    within_noise: int
     explained: dict[str, int]
     unexplained: int
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> HardKind:
         """The inverse of ``asdict``."""
-        return cls(**data | {"minimum": CollidingPair.from_dict(data["minimum"])})
+        return cls(**data | {"closest_pair": ComparedPair.from_dict(data["closest_pair"])})
 
 
 @dataclass(frozen=True)
 class LayerCollisions:
-    """What was found at one layer; hard pairs are reported apart."""
+    """All pairs of prompts at one layer; hard pairs are reported apart."""
 
     layer: Layer
     spacing: Spacing
@@ -103,13 +111,13 @@ class LayerCollisions:
 
     @property
     def unexplained(self) -> int:
-        """Pairs at or under the floor that nothing explains."""
+        """Pairs within their noise radius that nothing explains."""
         return self.spacing.unexplained + sum(kind.unexplained for kind in self.hard)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> LayerCollisions:
         """The inverse of ``asdict``."""
-        hard = tuple(HardKind.from_dict(kind) for kind in data["hard"])
+        hard = tuple(map(HardKind.from_dict, data["hard"]))
         return cls(data["layer"], Spacing.from_dict(data["spacing"]), hard)
 
 
@@ -127,24 +135,37 @@ class CollisionAudit:
 
     @property
     def unexplained(self) -> int:
-        """Pairs at or under the noise floor that nothing explains, over all layers."""
+        """Pairs within their noise radius that nothing explains, over all layers."""
         return sum(layer.unexplained for layer in self.layers)
 
     def at(self, layer: Layer) -> LayerCollisions:
-        """One layer's findings."""
-        return next(found for found in self.layers if found.layer == layer)
+        """The pairs at one layer."""
+        return next(one for one in self.layers if one.layer == layer)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain json types."""
         return asdict(self) | {"unexplained": self.unexplained}
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> CollisionAudit:
+        """The inverse of ``to_dict``."""
+        layers = tuple(map(LayerCollisions.from_dict, data["layers"]))
+        shortest, longest = data["lengths"]
+        nested = {"lengths": (shortest, longest), "layers": layers}
+        return cls(**{name: data[name] for name in cls.__dataclass_fields__} | nested)
+
     def save(self, path: str | Path) -> Path:
         """Write one json document."""
         return write_json(Path(path), {"schema": SCHEMA, "kind": "collisions", **self.to_dict()})
 
+    @classmethod
+    def load(cls, path: str | Path) -> CollisionAudit:
+        """Read what ``save`` wrote."""
+        return cls.from_dict(_read(path, "collisions"))
+
     def rows(self) -> list[dict[str, Any]]:
         """One flat row a layer, for tables."""
-        return [_row({"layer": str(found.layer)}, found.spacing) for found in self.layers]
+        return [_row({"layer": str(one.layer)}, one.spacing) for one in self.layers]
 
     def _repr_html_(self) -> str:
         return _html_table(self.rows())
@@ -166,12 +187,13 @@ class Continuation:
     @property
     def margin(self) -> float | None:
         """D(prefix, t) over tokens whose embeddings differ."""
-        return self.spacing.separation
+        return self.spacing.margin
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Continuation:
         """The inverse of ``asdict``."""
-        return cls(**data | {"prefix": tuple(data["prefix"]), "spacing": Spacing.from_dict(data["spacing"])})
+        spacing = Spacing.from_dict(data["spacing"])
+        return cls(tuple(data["prefix"]), data["text"], data["layer"], spacing)
 
 
 @dataclass(frozen=True)
@@ -185,7 +207,7 @@ class ContinuationScan:
 
     @property
     def unexplained(self) -> int:
-        """Pairs of tokens at or under the noise floor that nothing explains."""
+        """Pairs of tokens within their noise radius that nothing explains."""
         return sum(prefix.spacing.unexplained for prefix in self.prefixes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -193,9 +215,20 @@ class ContinuationScan:
         margins = [{**asdict(prefix), "margin": prefix.margin} for prefix in self.prefixes]
         return asdict(self) | {"prefixes": margins, "unexplained": self.unexplained}
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ContinuationScan:
+        """The inverse of ``to_dict``."""
+        prefixes = tuple(map(Continuation.from_dict, data["prefixes"]))
+        return cls(data["model"], data["layer"], data["options"], prefixes)
+
     def save(self, path: str | Path) -> Path:
         """Write one json document."""
         return write_json(Path(path), {"schema": SCHEMA, "kind": "continuations", **self.to_dict()})
+
+    @classmethod
+    def load(cls, path: str | Path) -> ContinuationScan:
+        """Read what ``save`` wrote."""
+        return cls.from_dict(_read(path, "continuations"))
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat row a prefix, for tables."""
@@ -208,13 +241,13 @@ class ContinuationScan:
         return _html_table(self.rows())
 
 
-def _nested(data: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "minimum": CollidingPair.from_dict(data["minimum"]),
-        "closest": tuple(CollidingPair.from_dict(pair) for pair in data["closest"]),
-        "listed": tuple(CollidingPair.from_dict(pair) for pair in data["listed"]),
-        "quantiles": {q: tuple(values) for q, values in data["quantiles"].items()},
-    }
+def _read(path: str | Path, kind: str) -> dict[str, Any]:
+    document = read_json(Path(path))
+    if document.get("kind") != kind:
+        raise RunFolderError(
+            f"{path} holds {document.get('kind') or 'something else'}, not {kind}.", "Give a saved result."
+        )
+    return document
 
 
 def _row(head: dict[str, Any], spacing: Spacing) -> dict[str, Any]:
@@ -225,15 +258,15 @@ def _row(head: dict[str, Any], spacing: Spacing) -> dict[str, Any]:
         "states": spacing.states,
         "pairs": spacing.pairs,
         "distinct": spacing.distinct,
-        "minimum": spacing.minimum.distance,
-        "separation": spacing.separation,
-        "normalised": spacing.normalised,
+        "closest_distance": spacing.closest_pair.distance,
+        "margin": spacing.margin,
+        "normalised_margin": spacing.normalised_margin,
         **quantiles,
         "mean_norm": spacing.mean_norm,
         "noise_floor": spacing.noise_floor,
-        "floor": spacing.floor,
+        "noise_radius": spacing.noise_radius,
         **below,
-        "at_floor": spacing.at_floor,
+        "within_noise": spacing.within_noise,
         "unexplained": spacing.unexplained,
     }
 

@@ -88,10 +88,10 @@ def _batches(ids: Sequence[Ids]) -> list[tuple[list[int], Int[Tensor, "batch pos
     lengths: dict[int, list[int]] = {}
     for place, prompt in enumerate(ids):
         lengths.setdefault(len(prompt), []).append(place)
-    found = []
+    batches = []
     for length, places in lengths.items():
         size = max(1, _TOKENS // length)
         for start in range(0, len(places), size):
             part = places[start : start + size]
-            found.append((part, torch.tensor([ids[place] for place in part])))
-    return found
+            batches.append((part, torch.tensor([ids[place] for place in part])))
+    return batches

@@ -1,4 +1,4 @@
-"""All pairs of a set of states: the closest, the spread, and what lies at or under the noise floor."""
+"""All pairs of a set of states: the closest, how distances are distributed, and which are noise alone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from preimage.collisions.options import PUBLISHED, CollisionOptions
-from preimage.collisions.result import CollidingPair, Spacing
+from preimage.collisions.result import ComparedPair, Spacing
 from preimage.collisions.structure import UNEXPLAINED
 from preimage.distances import (
     EachTile,
+    Pair,
     PairScan,
     count_below,
     distance_distribution,
@@ -25,13 +26,17 @@ from preimage.distances import (
     here,
     norms,
 )
-from preimage.states import safety
+from preimage.errors import OptionError
+from preimage.layers import Layer
+from preimage.models import LanguageModel
+from preimage.states import capture, noise_floor, safety
 
 _QUANTILES = (0.01, 0.5, 1.0)
+_SAMPLE = 8  # prompts that tell how long states are
 
 
 @dataclass(frozen=True)
-class Named:
+class RowLabels:
     """What the rows of a set of states stand for."""
 
     ids: Callable[[int], tuple[int, ...]]
@@ -40,10 +45,27 @@ class Named:
     explain: Callable[[int, int, bool], str]  # two rows, and whether their states are the same but for noise
 
 
+def require_above_noise(
+    model: LanguageModel, ids: Sequence[tuple[int, ...]], layers: Sequence[Layer], thresholds: Sequence[float]
+) -> None:
+    """Refuse a threshold under the noise floor of a layer, before any other work is done."""
+    if not thresholds:
+        return
+    lowest, floor = min(thresholds), noise_floor(model, layers)
+    sample = capture(model, ids[:_SAMPLE], layers, positions="last")
+    for layer in layers:
+        noise = 2 * floor[layer] * float(norms(sample.last(layer)).median())
+        if lowest < noise:
+            raise OptionError(
+                f"The threshold {lowest:g} is below the noise floor of layer {layer}, {noise:.2g}.",
+                "Give a larger one, or leave this layer out.",
+            )
+
+
 def measure_spacing(
     states: Float[Tensor, "row d"],
     noise_floor: float,
-    named: Named,
+    labels: RowLabels,
     options: CollisionOptions,
     each: EachTile = here,
 ) -> Spacing:
@@ -52,112 +74,111 @@ def measure_spacing(
     Two states are the same but for noise when they are no farther apart than ``safety`` floors of the longer:
     the line that inversion draws too.
     """
-    named = replace(named, key=cache(named.key))
+    labels = replace(labels, key=cache(labels.key))
     scan = PairScan(states, counting=True, each=each)
     lengths = norms(states)
     factor = safety(states.dtype)
-    floors = factor * noise_floor * lengths
+    radii = factor * noise_floor * lengths
 
-    def pair(first: int, second: int, distance: float) -> CollidingPair:
-        floor = float(torch.maximum(floors[first], floors[second]))
-        return CollidingPair(
+    def compared(pair: Pair) -> ComparedPair:
+        first, second, distance = pair
+        radius = float(torch.maximum(radii[first], radii[second]))
+        return ComparedPair(
             first=first,
             second=second,
-            first_ids=named.ids(first),
-            second_ids=named.ids(second),
-            first_text=named.text(first),
-            second_text=named.text(second),
+            first_ids=labels.ids(first),
+            second_ids=labels.ids(second),
+            first_text=labels.text(first),
+            second_text=labels.text(second),
             distance=distance,
-            floor=floor,
-            explanation=named.explain(first, second, distance <= floor),
+            noise_radius=radius,
+            explanation=labels.explain(first, second, distance <= radius),
         )
 
     distances = distance_distribution(scan)
     thresholds = sorted({PUBLISHED, *options.thresholds})
     counts = count_below(scan, thresholds)
-    reasons, listed = _at_floor(scan, floors, named, options.closest)
-    closest = [pair(*found) for found in _must_differ(scan, named, options.closest)]
-    mean_norm, separation = float(lengths.mean()), closest[0].distance if closest else None
+    reasons, listed = _within_noise(scan, radii, labels, options.closest)
+    closest = tuple(map(compared, _must_differ(scan, labels, options.closest)))
+    mean_norm, margin = float(lengths.mean()), closest[0].distance if closest else None
     return Spacing(
         states=len(states),
         pairs=scan.pairs,
         distinct=len(scan.rows.firsts),
-        minimum=pair(*find_closest(scan)[0]),
-        closest=tuple(closest),
-        separation=separation,
-        normalised=None if separation is None or mean_norm == 0 else separation / mean_norm,
+        closest_pair=compared(find_closest(scan)[0]),
+        closest=closest,
+        margin=margin,
+        normalised_margin=None if margin is None or mean_norm == 0 else margin / mean_norm,
         quantiles={f"{q:g}": (*distances.quantile(q),) for q in _QUANTILES},
         mean_norm=mean_norm,
         noise_floor=noise_floor,
-        floor=factor * noise_floor * mean_norm,
+        noise_radius=factor * noise_floor * mean_norm,
         below={f"{threshold:g}": count for threshold, count in zip(thresholds, counts, strict=True)},
-        at_floor=sum(reasons.values()),
+        within_noise=sum(reasons.values()),
         explained={reason: count for reason, count in sorted(reasons.items()) if reason != UNEXPLAINED},
         unexplained=reasons[UNEXPLAINED],
-        listed=tuple(pair(*found) for found in listed),
+        listed=tuple(map(compared, listed)),
     )
 
 
-def _must_differ(scan: PairScan, named: Named, count: int) -> list[tuple[int, int, float]]:
-    """The closest pairs that no structure makes the same, also where their states are equal to the bit.
+def _must_differ(scan: PairScan, labels: RowLabels, count: int) -> list[Pair]:
+    """The closest pairs that no structure makes the same, those of equal states (distance 0) first.
 
     Of rows with equal keys and equal states only the first is named.
     """
-
-    def apart(one: Sequence[int], other: Sequence[int], distance: float) -> Iterator[tuple[int, int, float]]:
-        for _, first, second in _classes(one, other, named):
-            if named.key(first) != named.key(second):
-                yield min(first, second), max(first, second), distance
-
-    equal = list(islice(merge(*(apart(group, group, 0.0) for group in scan.rows.groups())), count))
-    wanted = 2 * count
-    while True:
-        found = find_closest(scan, wanted, equal=False)
-        others = (
+    at_zero = merge(*(_other_keys(group, group, 0.0, labels) for group in scan.rows.groups()))
+    equal = list(islice(at_zero, count))
+    asked = 2 * count
+    while True:  # more and more pairs of distinct states, until enough of them have different keys
+        distinct = find_closest(scan, asked, equal=False)
+        apart = [
             pair
-            for first, second, distance in found
-            for pair in apart(scan.rows.group(first), scan.rows.group(second), distance)
-        )
-        pairs = equal + sorted(others, key=lambda pair: (pair[2], pair))
-        if len(pairs) >= count or len(found) < wanted:
-            return pairs[:count]
-        wanted *= 8
+            for first, second, distance in distinct
+            for pair in _other_keys(scan.rows.group(first), scan.rows.group(second), distance, labels)
+        ]
+        if len(equal) + len(apart) >= count or len(distinct) < asked:
+            return (equal + sorted(apart, key=lambda pair: (pair.distance, pair)))[:count]
+        asked *= 8
 
 
-def _at_floor(
-    scan: PairScan, floors: Float[Tensor, " row"], named: Named, count: int
-) -> tuple[Counter[str], list[tuple[int, int, float]]]:
-    """Pairs at or under their floor, counted by what explains them, and the first of each reason."""
+def _other_keys(
+    one: Sequence[int], other: Sequence[int], distance: float, labels: RowLabels
+) -> Iterator[Pair]:
+    """Pairs from two groups of rows, as far apart as is given, whose keys differ."""
+    for _, first, second in _classes(one, other, labels):
+        if labels.key(first) != labels.key(second):
+            yield Pair(min(first, second), max(first, second), distance)
+
+
+def _within_noise(
+    scan: PairScan, radii: Float[Tensor, " row"], labels: RowLabels, count: int
+) -> tuple[Counter[str], list[Pair]]:
+    """Pairs within their noise radius, counted by what explains them, and the first of each reason."""
     reasons: Counter[str] = Counter()
-    listed: list[tuple[int, int, float]] = []
     shown: Counter[str] = Counter()
+    listed: list[Pair] = []
 
-    def note(reason: str, number: int, example: tuple[int, int, float]) -> None:
-        reasons[reason] += number
-        if number and shown[reason] < count:
-            shown[reason] += 1
-            listed.append(example)
+    def note(one: Sequence[int], other: Sequence[int], distance: float) -> None:
+        for number, first, second in _classes(one, other, labels):
+            reason = labels.explain(first, second, True)
+            reasons[reason] += number
+            if shown[reason] < count:
+                shown[reason] += 1
+                listed.append(Pair(min(first, second), max(first, second), distance))
 
     for group in scan.rows.groups():
-        for number, first, second in _classes(group, group, named):
-            note(named.explain(first, second, True), number, (first, second, 0.0))
-    for firsts, seconds, away in scan.pairs_within(float(floors.max())):
-        near = away <= torch.maximum(floors[firsts], floors[seconds])
-        for i, j, distance in zip(
-            firsts[near].tolist(), seconds[near].tolist(), away[near].tolist(), strict=True
-        ):
-            for number, first, second in _classes(scan.rows.group(i), scan.rows.group(j), named):
-                note(
-                    named.explain(first, second, True),
-                    number,
-                    (min(first, second), max(first, second), distance),
-                )
+        note(group, group, 0.0)
+    for firsts, seconds, away in scan.pairs_within(float(radii.max())):
+        near = away <= torch.maximum(radii[firsts], radii[seconds])
+        columns = (column[near].tolist() for column in (firsts, seconds, away))
+        for first, second, distance in zip(*columns, strict=True):
+            note(scan.rows.group(first), scan.rows.group(second), distance)
     return reasons, listed
 
 
-def _classes(one: Sequence[int], other: Sequence[int], named: Named) -> Iterator[tuple[int, int, int]]:
+def _classes(one: Sequence[int], other: Sequence[int], labels: RowLabels) -> Iterator[tuple[int, int, int]]:
     """(how many pairs, an example) for every two classes of equal keys in two groups, or in one twice."""
-    left, right = _by_key(one, named), _by_key(other, named)
+    left, right = _by_key(one, labels), _by_key(other, labels)
     if one is other:
         for members in left:
             if len(members) > 1:
@@ -169,8 +190,8 @@ def _classes(one: Sequence[int], other: Sequence[int], named: Named) -> Iterator
             yield len(a) * len(b), a[0], b[0]
 
 
-def _by_key(rows: Sequence[int], named: Named) -> list[list[int]]:
+def _by_key(rows: Sequence[int], labels: RowLabels) -> list[list[int]]:
     classes: dict[Hashable, list[int]] = {}
     for row in rows:
-        classes.setdefault(named.key(row), []).append(row)
+        classes.setdefault(labels.key(row), []).append(row)
     return list(classes.values())

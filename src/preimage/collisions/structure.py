@@ -9,7 +9,7 @@ fill it. Under ALiBi a word repeated, s^n and s^m, agrees at layer 1: each repet
 the one before, times one factor for all.
 
 Whether a module is of the kind that any of this holds for is not decided here: an attention sink or a
-recurrent part breaks it, and no name tells. ``confirming`` asks random parameters of the very module.
+recurrent part breaks it, and no name tells. ``confirmation`` asks random parameters of the very module.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Structure:
         window = self._reach[1]
         if window is not None and self._reach[layer] is not None:
             return _shortened(seen, window - 1)
-        return _word(seen) if layer == 1 and self._linear else seen
+        return shortest_word(seen) if layer == 1 and self._linear else seen
 
     def name(self, first: Ids, second: Ids, layer: Layer) -> str:
         """The family of two prompts with equal keys."""
@@ -105,8 +105,8 @@ def token_classes(model: LanguageModel, longest: int = 1) -> list[int]:
         here, there = (model.states(row[:, None].expand(-1, longest), (0,))[0] for row in (some, same[some]))
         apart = (here != there).flatten(1).any(dim=1).cpu()
         same[some[apart]] = some[apart]
-    found: list[int] = same.tolist()
-    return found
+    classes: list[int] = same.tolist()
+    return classes
 
 
 def measured_reach(model: LanguageModel, ids: Ids, layers: Sequence[Layer]) -> dict[Layer, int | None]:
@@ -154,7 +154,7 @@ def _shortened(seen: tuple[int, ...], most: int) -> tuple[int, ...]:
     return seen[max(0, run - most) :]
 
 
-def _word(seen: tuple[int, ...]) -> tuple[int, ...]:
+def shortest_word(seen: tuple[int, ...]) -> tuple[int, ...]:
     """The shortest word of which the tokens are a repetition."""
     for length in range(1, len(seen)):
         if len(seen) % length == 0 and seen[:length] * (len(seen) // length) == seen:

@@ -29,12 +29,12 @@ class KeptTiles:
         keeping = len(tiles) >= self._at_least
         for tile in tiles:
             path = self._folder / _name(screen, tile, counting)
-            found = _load(path, screen) if keeping else None
-            if found is None:
-                found = screen.find(tile, counting)
+            minima = _load(path, screen) if keeping else None
+            if minima is None:
+                minima = screen.find(tile, counting)
                 if keeping:
-                    _save(path, found)
-            yield found
+                    _save(path, minima)
+            yield minima
 
     def forget(self) -> None:
         """Remove what was kept."""
@@ -59,12 +59,12 @@ def _load(path: Path, screen: Screen) -> TileMinima | None:
     return TileMinima(kept["rows"], kept.get("columns"), counts)
 
 
-def _save(path: Path, found: TileMinima) -> None:
-    tensors = {"rows": found.rows}
-    if found.columns is not None:
-        tensors["columns"] = found.columns
-    if found.counts is not None:
-        bins = found.counts.nonzero().flatten()
-        size = torch.tensor(len(found.counts))
-        tensors |= {"bins": bins, "often": found.counts[bins], "size": size}
+def _save(path: Path, minima: TileMinima) -> None:
+    tensors = {"rows": minima.rows}
+    if minima.columns is not None:
+        tensors["columns"] = minima.columns
+    if minima.counts is not None:
+        bins = minima.counts.nonzero().flatten()
+        size = torch.tensor(len(minima.counts))
+        tensors |= {"bins": bins, "often": minima.counts[bins], "size": size}
     write_tensors(path, tensors)

@@ -13,6 +13,7 @@ from preimage.distances.pairs import (
     nearest_neighbours,
     some_near,
 )
+from preimage.distances.prompt_distances import PromptDistances
 from preimage.distances.rows import count_equal_pairs, equal_row_groups, require_finite, same_rows
 from preimage.distances.scan import Nearest, PairScan
 from preimage.distances.screen import EachTile, Screen, Tile, TileMinima, here
@@ -22,6 +23,7 @@ __all__ = [
     "Nearest",
     "Pair",
     "PairScan",
+    "PromptDistances",
     "Screen",
     "Tile",
     "TileMinima",

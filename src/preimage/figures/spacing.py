@@ -8,19 +8,19 @@ from preimage.collisions.result import CollisionAudit
 
 
 def spacing_figure(audit: CollisionAudit) -> go.Figure:
-    """Closest pair, quantiles and noise floor of all pairs, and the closest hard pair, by layer."""
-    layers = [str(found.layer) for found in audit.layers]
-    spacings = [found.spacing for found in audit.layers]
+    """Closest pair, quantiles and noise radius of all pairs, and the closest hard pair, by layer."""
+    layers = [str(layer.layer) for layer in audit.layers]
+    spacings = [layer.spacing for layer in audit.layers]
     curves: dict[str, list[float | None]] = {
         f"{'maximum' if q == '1' else f'quantile {q}'}": [spacing.quantiles[q][0] for spacing in spacings]
         for q in reversed(spacings[0].quantiles)
     }
-    curves["closest pair that must differ"] = [spacing.separation for spacing in spacings]
+    curves["closest pair that must differ"] = [spacing.margin for spacing in spacings]
     curves["closest hard pair that must differ"] = [
-        min((kind.separation for kind in found.hard if kind.separation is not None), default=None)
-        for found in audit.layers
+        min((kind.margin for kind in layer.hard if kind.margin is not None), default=None)
+        for layer in audit.layers
     ]
-    curves["noise floor"] = [spacing.floor for spacing in spacings]
+    curves["noise radius"] = [spacing.noise_radius for spacing in spacings]
     figure = go.Figure()
     for label, values in curves.items():
         shown = [value if value else None for value in values]  # a logarithmic axis has no 0

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from preimage.models.aliases import cache_folder as cache_folder
     from preimage.models.aliases import converted_folder as converted_folder
     from preimage.models.aliases import ensure_converted as ensure_converted
+    from preimage.models.block_draws import draw_by_block as draw_by_block
+    from preimage.models.block_draws import release as release
     from preimage.models.branching import states_of_branches as states_of_branches
     from preimage.models.float64 import DoubleModel as DoubleModel
     from preimage.models.float64 import double_copy as double_copy
@@ -38,6 +40,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "aliases": "ALIASES Alias cache_folder converted_folder ensure_converted",
+        "block_draws": "draw_by_block release",
         "branching": "states_of_branches",
         "float64": "DoubleModel double_copy in_double",
         "identity": "ModelIdentity hash_files tensor_bytes",

@@ -8,7 +8,7 @@ from preimage.prompts.corpus import documents
 from preimage.prompts.gathering import gather
 from preimage.prompts.hard_pairs import HardPair, hard_pairs
 from preimage.prompts.prompt_set import PromptOptions, PromptSet
-from preimage.prompts.tokens import Tokenizer, encode
+from preimage.prompts.tokens import Tokenizer, encode, window_bos
 
 __all__ = [
     "HardPair",
@@ -19,4 +19,5 @@ __all__ = [
     "encode",
     "gather",
     "hard_pairs",
+    "window_bos",
 ]

@@ -2,7 +2,7 @@
 
 from preimage.states.bundle import open_states
 from preimage.states.capture import capture, encode_all
-from preimage.states.layout import Positions
+from preimage.states.layout import Positions, group_by_length
 from preimage.states.noise import (
     SAFETY,
     Noise,
@@ -34,6 +34,7 @@ __all__ = [
     "calibration_prompts",
     "capture",
     "encode_all",
+    "group_by_length",
     "measure_noise",
     "noise_floor",
     "noise_of",

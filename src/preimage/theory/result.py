@@ -1,4 +1,4 @@
-"""Verdicts on what the theory states, each with its tolerance and what it does not show."""
+"""Verdicts on what the theory states, each with the bound it rests on and what it does not show."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from preimage.storage import SCHEMA, plain, write_json
+from preimage.errors import RunFolderError
+from preimage.storage import SCHEMA, plain, read_json, write_json
 
 
 @dataclass(frozen=True)
 class Verdict:
     """One statement: whether it holds, by which number, and where that number's evidence ends.
 
-    ``holds`` is None where nothing could be decided; ``value`` is what was measured and ``tolerance`` what it
-    was compared with, None for statements without a number. ``descriptive``: the theory allows either answer,
+    ``holds`` is None where nothing could be decided; ``value`` is what was measured and ``bound`` what it was
+    compared with, None for statements without a number. ``descriptive``: the theory allows either answer,
     and which it is says something of the model and the prompts. ``id`` names the statement for programs and
     stays when its words change.
     """
@@ -23,7 +24,7 @@ class Verdict:
     statement: str
     holds: bool | None
     value: float | None
-    tolerance: float | None
+    bound: float | None
     not_shown: str
     descriptive: bool = False
 
@@ -52,6 +53,20 @@ class TheoryReport:
         document: dict[str, Any] = plain({**asdict(self), "holds": self.holds})
         return document
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> TheoryReport:
+        """The inverse of ``to_dict``; a number that is not finite comes back as None."""
+        verdicts = tuple(Verdict(**verdict) for verdict in data["verdicts"])
+        return cls(data["check"], data["subject"], verdicts, data["tables"])
+
     def save(self, path: str | Path) -> Path:
         """Write one json document."""
         return write_json(Path(path), {"schema": SCHEMA, "kind": "theory", **self.to_dict()})
+
+    @classmethod
+    def load(cls, path: str | Path) -> TheoryReport:
+        """Read what ``save`` wrote."""
+        document = read_json(Path(path))
+        if document.get("kind") != "theory":
+            raise RunFolderError(f"{path} is not a theory report.", "Give a file that save wrote.")
+        return cls.from_dict(document)

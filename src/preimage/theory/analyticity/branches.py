@@ -27,14 +27,14 @@ def other_lengths(code: CodeType, ran: Set[int]) -> Iterator[str]:
     except (OSError, TypeError, SyntaxError):
         return
     sized = _sized_names(tree)
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.IfExp | ast.While) and _is_sized(node.test, sized):
             for call in _calls(node):
                 at = range(call.lineno + first - 1, (call.end_lineno or call.lineno) + first)
                 if not any(line in ran for line in at):
-                    found[_name(call)] = None
-    yield from found
+                    names[_name(call)] = None
+    yield from names
 
 
 def _calls(node: ast.If | ast.IfExp | ast.While) -> Iterator[ast.Call]:
@@ -57,17 +57,17 @@ def _name(call: ast.Call) -> str:
 
 def _sized_names(tree: ast.AST) -> set[str]:
     """Variables that a size was put into, from one to the next."""
-    found: set[str] = set()
+    sized: set[str] = set()
     assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
     for _ in range(len(assigned)):
-        before = len(found)
+        before = len(sized)
         for node in assigned:
-            if _is_sized(node.value, found):
+            if _is_sized(node.value, sized):
                 targets = (part for target in node.targets for part in ast.walk(target))
-                found |= {part.id for part in targets if isinstance(part, ast.Name)}
-        if len(found) == before:
+                sized |= {part.id for part in targets if isinstance(part, ast.Name)}
+        if len(sized) == before:
             break
-    return found
+    return sized
 
 
 def _is_sized(node: ast.expr, names: Set[str]) -> bool:

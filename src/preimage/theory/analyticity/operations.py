@@ -50,8 +50,8 @@ _VALUES: dict[str, Callable[[Range], Range]] = {
     "square": squared,
     "sin": lambda _: _BOUNDED,
     "cos": lambda _: _BOUNDED,
-    "_softmax": lambda found: Range(0.0, 1.0, found.has_infinity, True),
-    "_safe_softmax": lambda found: Range(0.0, 1.0, found.has_infinity, True),
+    "_softmax": lambda values: Range(0.0, 1.0, values.has_infinity, True),
+    "_safe_softmax": lambda values: Range(0.0, 1.0, values.has_infinity, True),
     "cosh": lambda _: Range(1.0, math.inf, True, False),
     "exp2": above_zero,
 }
@@ -85,7 +85,7 @@ _NAMES: list[tuple[Rule, str]] = [
         "_scaled_dot_product_fused_attention_overrideable _flash_attention_forward "
         "_efficient_attention_forward _cudnn_attention_forward",
     ),
-    (rules.spread, "var"),
+    (rules.variance, "var"),
     (rules.added_up, "add"),
     (rules.difference, "sub"),
     (rules.reversed_difference, "rsub"),

@@ -76,13 +76,13 @@ def of_number(value: float) -> Range:
 
 def union(ranges: Iterable[Range]) -> Range:
     """Values that lie in one of several ranges."""
-    found = list(ranges)
-    low, high = min(one.low for one in found), max(one.high for one in found)
+    several = list(ranges)
+    low, high = min(one.low for one in several), max(one.high for one in several)
     return Range(
         low,
         high,
-        any(one.low_met for one in found if one.low == low),
-        any(one.high_met for one in found if one.high == high),
+        any(one.low_met for one in several if one.low == low),
+        any(one.high_met for one in several if one.high == high),
     )
 
 

@@ -58,10 +58,12 @@ class Call:
 
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments, those of lists too."""
-        found: list[Tensor] = []
+        tensors: list[Tensor] = []
         for value in self.given.values():
-            found += [one for one in (value if isinstance(value, list | tuple) else [value]) if _tensor(one)]
-        return found
+            tensors += [
+                one for one in (value if isinstance(value, list | tuple) else [value]) if _tensor(one)
+            ]
+        return tensors
 
 
 Rule: TypeAlias = Callable[[Call], Range | Break]
@@ -73,9 +75,9 @@ def _tensor(value: Any) -> bool:
 
 def moved(call: Call) -> Range:
     """Entries are taken from the arguments, as they are; integers only say which."""
-    found = call.tensors()
-    values = [one for one in found if one.is_floating_point() or one.is_complex()]
-    return union(map(call.range_of, values or found))
+    tensors = call.tensors()
+    values = [one for one in tensors if one.is_floating_point() or one.is_complex()]
+    return union(map(call.range_of, values or tensors))
 
 
 def copied(call: Call) -> Range:
@@ -95,8 +97,8 @@ def moved_or(call: Call, *, name: str | None = None) -> Range | Break:
 
 def put(call: Call) -> Range:
     """Entries written at some places, or added to what is there."""
-    found = union([call.range("self"), call.range("values")])
-    return summed(union([found, constant(0.0)])) if call.given.get("accumulate") else found
+    values = union([call.range("self"), call.range("values")])
+    return summed(union([values, constant(0.0)])) if call.given.get("accumulate") else values
 
 
 def where(call: Call) -> Range:
@@ -118,9 +120,9 @@ def converted(call: Call) -> Range | Break:
 
 def total(call: Call) -> Range:
     """The sum of some entries, or of none."""
-    found = moved(call)
+    values = moved(call)
     empty = any(tensor.numel() == 0 for tensor in call.tensors())
-    return summed(union([found, constant(0.0)]) if empty else found)
+    return summed(union([values, constant(0.0)]) if empty else values)
 
 
 def averaged(call: Call) -> Range:
@@ -133,7 +135,7 @@ def anything(_: Call) -> Range:
     return ANY
 
 
-def spread(_: Call) -> Range:
+def variance(_: Call) -> Range:
     """A variance."""
     return Range(0.0, math.inf, True, False)
 
@@ -169,8 +171,8 @@ def product(call: Call) -> Range | Break:
     return multiplied(first, second)
 
 
-def _one_sign(found: Range) -> bool:
-    return found.positive or negated(found).positive
+def _one_sign(values: Range) -> bool:
+    return values.positive or negated(values).positive
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -195,25 +197,25 @@ def quotient(call: Call) -> Range | Break:
 
 def inverse(call: Call) -> Range | Break:
     """1 / x, where x is never 0."""
-    found = call.range("self")
-    return Break(DOMAIN, False, f"{call.name} of what may be 0") if found.has_zero else inverted(found)
+    values = call.range("self")
+    return Break(DOMAIN, False, f"{call.name} of what may be 0") if values.has_zero else inverted(values)
 
 
 def root(call: Call, *, inverse: bool) -> Range | Break:
     """sqrt(x) or its inverse, where x is above 0."""
-    found = call.range("self")
-    if not found.positive:
+    values = call.range("self")
+    if not values.positive:
         return Break(DOMAIN, False, f"{call.name} of what may be 0: eps = 0, or none")
-    root = rising(math.sqrt, found)
+    root = rising(math.sqrt, values)
     return inverted(root) if inverse else root
 
 
 def logarithm(call: Call, *, shift: float = 0.0) -> Range | Break:
     """log(x + shift), where that is above 0."""
-    found = added(call.range("self"), constant(shift))
-    if not found.positive:
+    values = added(call.range("self"), constant(shift))
+    if not values.positive:
         return Break(DOMAIN, False, f"{call.name} of what may be 0")
-    return rising(lambda value: math.log(value) if value else -math.inf, found)
+    return rising(lambda value: math.log(value) if value else -math.inf, values)
 
 
 def power(call: Call) -> Range | Break:
@@ -241,31 +243,31 @@ def normed(call: Call) -> Range | Break:
 
 def piecewise(call: Call, *, at: float = 0.0, reason: str = "a kink at 0") -> Range | Break:
     """Two pieces that meet at one point: analytic where the argument stays on one side of it."""
-    found = call.range("self")
-    if found.low >= at or found.high <= at:
-        return ANY if call.name not in ("abs", "relu") else _one_side(call.name, found)
+    values = call.range("self")
+    if values.low >= at or values.high <= at:
+        return ANY if call.name not in ("abs", "relu") else _one_side(call.name, values)
     return Break(ACTIVATION, False, f"{call.name}: {reason}")
 
 
-def _one_side(name: str, found: Range) -> Range:
-    if found.low >= 0:
-        return found
-    return negated(found) if name == "abs" else constant(0.0)
+def _one_side(name: str, values: Range) -> Range:
+    if values.low >= 0:
+        return values
+    return negated(values) if name == "abs" else constant(0.0)
 
 
 def clipped(call: Call) -> Range | Break:
     """Analytic where no value lies beyond the limits."""
-    found = call.range("self")
+    values = call.range("self")
     for name in ("min", "max"):
         limit = call.given.get(name)
         if limit is None:
             continue
         ends = call.range_of(limit)
-        if not (ends.high <= found.low if name == "min" else ends.low >= found.high):
+        if not (ends.high <= values.low if name == "min" else ends.low >= values.high):
             low, high = (call.range_of(call.given.get(end)) for end in ("min", "max"))
-            inside = Range(max(low.low, found.low), min(high.high, found.high), True, True)
+            inside = Range(max(low.low, values.low), min(high.high, values.high), True, True)
             return Break(CLIPPING, False, f"{call.name}: constant outside a range", inside)
-    return found
+    return values
 
 
 def larger(call: Call) -> Range | Break:
@@ -307,6 +309,6 @@ def logistic(value: float) -> float:
     return 0.0 if value < -700 else 1 / (1 + math.exp(-value))
 
 
-def above_zero(found: Range) -> Range:
+def above_zero(values: Range) -> Range:
     """Exponentials: 0 itself only where a mask is infinite."""
-    return Range(0.0, math.inf, found.low_met and math.isinf(found.low), False)
+    return Range(0.0, math.inf, values.low_met and math.isinf(values.low), False)

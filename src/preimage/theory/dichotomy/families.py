@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
+from preimage.collisions import shortest_word
+
 UNNAMED = "unnamed"
 Ids = tuple[int, ...]
 
@@ -34,15 +36,15 @@ def classes(count: int, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 def describe(groups: Sequence[Sequence[int]], prompts: Sequence[Ids]) -> list[str]:
     """What the prompts of each class share and no other prompt does; "unnamed" where no hypothesis fits."""
-    found = [UNNAMED] * len(groups)
+    descriptions = [UNNAMED] * len(groups)
     for words, key in _hypotheses(max(map(len, prompts))):
         keys = [key(ids) for ids in prompts]
         sizes = Counter(keys)
         for number, members in enumerate(groups):
             shared = {keys[place] for place in members}
-            if found[number] == UNNAMED and len(shared) == 1 and sizes[shared.pop()] == len(members):
-                found[number] = words
-    return found
+            if descriptions[number] == UNNAMED and len(shared) == 1 and sizes[shared.pop()] == len(members):
+                descriptions[number] = words
+    return descriptions
 
 
 def _hypotheses(longest: int) -> Iterator[tuple[str, Callable[[Ids], Hashable]]]:
@@ -56,7 +58,7 @@ def _hypotheses(longest: int) -> Iterator[tuple[str, Callable[[Ids], Hashable]]]
             for most in range(1, last - 1):
                 words = f"{_last(last, longest)}, a run at their beginning counted {most} times at most"
                 yield words + ending, _key(last, most, length)
-    yield "one word repeated", _word
+    yield "one word repeated", shortest_word
 
 
 def _last(last: int, longest: int) -> str:
@@ -81,9 +83,3 @@ def _key(last: int, most: int, length: bool) -> Callable[[Ids], Hashable]:
         return (len(ids), seen) if length else seen
 
     return key
-
-
-def _word(ids: Ids) -> Hashable:
-    """The shortest word of which the tokens are a repetition."""
-    sizes = (size for size in range(1, len(ids) + 1) if len(ids) % size == 0)
-    return next(ids[:size] for size in sizes if ids[:size] * (len(ids) // size) == ids)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from preimage.collisions.rounding import last_states, most_terms, rounding_bounds
+from preimage.collisions import last_states, most_terms, rounding_bounds
 from preimage.distances import norms, row_distances
 from preimage.layers import Layer
 from preimage.models import LanguageModel
@@ -48,7 +48,7 @@ def measure_separation(
     draws: Iterable[LanguageModel], ids: Sequence[Ids], layers: Sequence[Layer]
 ) -> list[Separation]:
     """Every pair of prompts at every layer, over float64 models of one architecture."""
-    found: dict[Layer, Separation] = {}
+    separations: dict[Layer, Separation] = {}
     for drawn in draws:
         last = last_states(drawn, ids, layers)
         bounds = rounding_bounds(drawn, ids, last, most_terms(drawn, ids))
@@ -56,8 +56,8 @@ def measure_separation(
         for layer, states in last.items():
             away = _relative(states)
             one = Separation(layer, away, away, bounds[layer], None if noise is None else noise[layer])
-            found[layer] = one if layer not in found else _both(found[layer], one)
-    return [found[layer] for layer in layers]
+            separations[layer] = one if layer not in separations else _both(separations[layer], one)
+    return [separations[layer] for layer in layers]
 
 
 def _shape_noise(

@@ -23,10 +23,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from preimage.distances import norms
 from preimage.errors import OptionError
 from preimage.layers import Layer
-from preimage.models.float64 import DoubleModel
+from preimage.models import DoubleModel
 
 MEMORY = 4 * 2**30  # bytes, of J
 _ROWS = 128  # of J, computed together
+_RANK = 1e-13  # singular values below this share of the largest are rounding
 Ids: TypeAlias = Sequence[int]
 
 
@@ -79,13 +80,13 @@ class Movement:
                 "Use shorter prompts, an earlier layer, or let fewer parameters move (only=...).",
             )
         value = self.difference(torch.zeros(self.size, dtype=torch.float64, device=self._model.device))
-        found = value.new_zeros(width, self.size)
+        jacobian = value.new_zeros(width, self.size)
         tensors = [leaf.tensor for leaf in self._leaves]
         for rows in torch.arange(width, device=value.device).split(_ROWS):
             seeds = nn.functional.one_hot(rows, width).to(value)
             parts = torch.autograd.grad(value, tensors, seeds, retain_graph=True, is_grads_batched=True)
-            found[rows] = torch.cat([part.flatten(1) for part in parts], dim=1)
-        return found
+            jacobian[rows] = torch.cat([part.flatten(1) for part in parts], dim=1)
+        return jacobian
 
     def apply(self, move: Float[Tensor, " m"]) -> None:
         """Write a move into the parameters and take the hooks away."""
@@ -104,8 +105,8 @@ class Movement:
         known = self._tokens
         with sdpa_kernel(SDPBackend.MATH):  # plain products, of which gradients can be batched
             rows = [ids if known is None else [known[token] for token in ids] for ids in self._prompts]
-            found = [self._model.run(torch.tensor([row]), layers=(self._layer,)) for row in rows]
-        return [states[self._layer][0, -1] for states in found]
+            passes = [self._model.run(torch.tensor([row]), layers=(self._layer,)) for row in rows]
+        return [states[self._layer][0, -1] for states in passes]
 
     def _split(self, move: Float[Tensor, " m"]) -> Iterator[Tensor]:
         parts = move.split([leaf.base.numel() for leaf in self._leaves])
@@ -169,7 +170,7 @@ class Movement:
 
     def _free_matrix(self, module: nn.Module, inputs: Float[Tensor, "token d_in"]) -> None:
         _, sizes, directions = torch.linalg.svd(inputs, full_matrices=False)
-        basis = directions[sizes > 1e-13 * sizes[0]]
+        basis = directions[sizes > _RANK * sizes[0]]
         weight: Tensor = module.weight  # type: ignore[assignment]
         width = weight.shape[1 if _flipped(module) else 0]
         free = weight.new_zeros(width, len(basis)).requires_grad_()

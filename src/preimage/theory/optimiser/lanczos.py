@@ -52,23 +52,23 @@ def top_of_spectrum(loss: TrainingLoss, value: float, seed: int = 0) -> TopOfSpe
 
     def product(vector: NDArray[np.float64]) -> NDArray[np.float64]:
         direction = torch.from_numpy(vector.ravel()).to(theta)
-        (found,) = torch.autograd.grad(gradient, theta, direction, retain_graph=True)
-        return np.asarray(found.cpu().numpy())
+        (image,) = torch.autograd.grad(gradient, theta, direction, retain_graph=True)
+        return np.asarray(image.cpu().numpy())
 
     operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
     start = np.random.default_rng(seed).standard_normal(size)
     wanted, most = min(_FIRST, size - 1), min(_MOST, size - 1)
     while True:
         try:
-            found, vectors = eigsh(operator, k=wanted, which="LA", v0=start)
+            eigenvalues, vectors = eigsh(operator, k=wanted, which="LA", v0=start)
         except ArpackNoConvergence as stopped:  # what did converge is still true
-            found, vectors = stopped.eigenvalues, stopped.eigenvectors
-        covers = len(found) == wanted and bool(found.min() < value)
-        if covers or len(found) < wanted or wanted == most:
+            eigenvalues, vectors = stopped.eigenvalues, stopped.eigenvectors
+        covers = len(eigenvalues) == wanted and bool(eigenvalues.min() < value)
+        if covers or len(eigenvalues) < wanted or wanted == most:
             break
         wanted = min(4 * wanted, most)
-    order = np.argsort(found)
-    found, vectors = found[order], vectors[:, order]
-    residuals = np.stack([product(vector) for vector in vectors.T], axis=1) - vectors * found
+    order = np.argsort(eigenvalues)
+    eigenvalues, vectors = eigenvalues[order], vectors[:, order]
+    residuals = np.stack([product(vector) for vector in vectors.T], axis=1) - vectors * eigenvalues
     errors = np.sqrt((residuals**2).sum(axis=0))
-    return TopOfSpectrum(tuple(found.tolist()), tuple(errors.tolist()), covers)
+    return TopOfSpectrum(tuple(eigenvalues.tolist()), tuple(errors.tolist()), covers)

@@ -11,8 +11,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from preimage.errors import ModelError, PromptError
-from preimage.models import LanguageModel
-from preimage.models.float64 import in_double
+from preimage.models import LanguageModel, in_double
 
 _ROWS = 128  # of a Jacobian, computed together
 
@@ -52,13 +51,13 @@ class TrainingLoss:
         """The gradient at ``theta``, differentiable itself where ``theta`` requires it."""
         differentiable = theta.requires_grad
         at = theta if differentiable else theta.detach().requires_grad_()
-        (found,) = torch.autograd.grad(self(at), at, create_graph=differentiable)
-        return found
+        (slope,) = torch.autograd.grad(self(at), at, create_graph=differentiable)
+        return slope
 
     def hessian(self, theta: Float[Tensor, " p"]) -> Float[Tensor, "p p"]:
         """The dense Hessian, made symmetric to the bit."""
-        found = jacobian(self.gradient, theta)
-        return (found + found.mT) / 2
+        hessian = jacobian(self.gradient, theta)
+        return (hessian + hessian.mT) / 2
 
     def _split(self, theta: Float[Tensor, " p"]) -> Iterator[tuple[str, Tensor]]:
         start = 0
@@ -76,7 +75,7 @@ def jacobian(function: Callable[[Tensor], Tensor], at: Float[Tensor, " n"]) -> F
     point = at.detach().requires_grad_()
     value = function(point)
     rows = torch.eye(len(value), dtype=value.dtype, device=value.device).split(_ROWS)
-    found = [
+    parts = [
         torch.autograd.grad(value, point, some, retain_graph=True, is_grads_batched=True)[0] for some in rows
     ]
-    return torch.cat(found).detach()
+    return torch.cat(parts).detach()

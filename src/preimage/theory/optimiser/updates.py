@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 import torch
 from jaxtyping import Float
@@ -36,6 +36,9 @@ class OptimiserOptions:
     ``weight_decay`` is decoupled in AdamW and part of the gradient elsewhere, as in torch.optim. ``method``:
     "exact" has the dense Jacobian of every step; "lanczos" looks at the Hessian's largest eigenvalues only,
     for models too large for that.
+
+    >>> OptimiserOptions("adamw", steps=2).learning_rate
+    0.001
     """
 
     optimiser: str = "gradient-descent"
@@ -69,6 +72,19 @@ class OptimiserOptions:
         return asdict(self) | {"betas": list(self.betas)}
 
 
+class OptimiserChanges(TypedDict, total=False):
+    """Single fields of :class:`OptimiserOptions`, as keyword arguments."""
+
+    optimiser: str
+    steps: int
+    learning_rate: float
+    momentum: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    method: str
+
+
 def moments(options: OptimiserOptions) -> int:
     """How many vectors the state has beside the parameters."""
     return KINDS.index(options.optimiser)
@@ -97,9 +113,9 @@ def _adamw(state: Tensor, gradient: Gradient, step: int, options: OptimiserOptio
     slope = gradient(theta)
     mean = first * mean + (1 - first) * slope
     square = second * square + (1 - second) * slope**2
-    spread = _root(square) / math.sqrt(1 - second**step) + options.eps
+    scale = _root(square) / math.sqrt(1 - second**step) + options.eps
     decayed = (1 - options.learning_rate * options.weight_decay) * theta
-    theta = decayed - options.learning_rate / (1 - first**step) * mean / spread
+    theta = decayed - options.learning_rate / (1 - first**step) * mean / scale
     return torch.cat([theta, mean, square])
 
 

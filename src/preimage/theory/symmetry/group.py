@@ -42,59 +42,61 @@ class Transform:
 
 def group_of(weights: Weights) -> tuple[tuple[Transform, ...], tuple[str, ...]]:
     """The transforms to draw for a model, and a line on each that is not, and why."""
-    blocks, missing = weights.blocks, []
+    blocks = weights.blocks
     grouped = len(blocks[0].key.weight) < len(blocks[0].query.weight)
     normed = any(block.query_norm is not None for block in blocks)
+    rotary = weights.planes is not None
+    gated = any(units.gate is not None for block in blocks for units in block.units)
+    routed = any(block.router is not None for block in blocks)
+    post_normed = any(block.post_norms for block in blocks)
+    foldable = _foldable(weights)
     heads = "key/value heads with their query heads" if grouped else "attention heads"
-    found = [
-        _keeps("heads", f"Reordering {heads}", permute_heads),
-        _keeps(
-            "values and outputs",
-            "Mapping a head's values by any invertible matrix, undone in its output,",
-            mix_values,
+    any_matrix = "Mapping a head's keys by any invertible matrix, undone in its queries,"
+    planes = "Scaling and rotating the rotary planes of a head's keys, undone in its queries,"
+    factors = "Trading factors and signs of rotary planes between normed queries and keys"
+    values = "Mapping a head's values by any invertible matrix, undone in its output,"
+    units = "Reordering MLP units" + (" and scaling what is gated" if gated else "")
+    gains = "Folding the norms that linear maps read into them"
+    offered = [  # when, and what
+        (True, _keeps("heads", f"Reordering {heads}", permute_heads)),
+        (True, _keeps("values and outputs", values, mix_values)),
+        (normed and rotary, _keeps("queries and keys", factors, rescale_normed_queries_keys)),
+        (not normed and rotary, _keeps("queries and keys", planes, turn_planes)),
+        (not normed and not rotary, _keeps("queries and keys", any_matrix, mix_queries_keys)),
+        (True, _keeps("units", units, permute_units)),
+        (foldable, _keeps("norm gains", gains, fold_norms)),
+        (True, _turns("coordinates", "Reordering the residual stream's coordinates", permute_stream)),
+        (
+            foldable and not post_normed,
+            _turns("rotation", "Rotating the residual stream", rotate_stream, final=False),
         ),
     ]
-    if normed and weights.planes is not None:
-        says = "Trading factors and signs of rotary planes between normed queries and keys"
-        found.append(_keeps("queries and keys", says, rescale_normed_queries_keys))
-        missing.append("rotations within rotary planes: queries and keys are normed, with gains in between")
-    elif normed:
-        missing.append("transforms of queries and keys: they are normed")
-    elif weights.planes is not None:
-        says = "Scaling and rotating the rotary planes of a head's keys, undone in its queries,"
-        found.append(_keeps("queries and keys", says, turn_planes))
-    else:
-        says = "Mapping a head's keys by any invertible matrix, undone in its queries,"
-        found.append(_keeps("queries and keys", says, mix_queries_keys))
-    gated = any(units.gate is not None for block in blocks for units in block.units)
-    units = "Reordering MLP units" + (" and scaling what is gated" if gated else "")
-    found.append(_keeps("units", units, permute_units))
-    if any(block.router is not None for block in blocks):
-        missing.append("reordering of experts: allowed, and not drawn")
-    foldable = _foldable(weights)
-    if foldable:
-        found.append(_keeps("norm gains", "Folding the norms that linear maps read into them", fold_norms))
-    else:
-        missing.append("folding of norms: no linear map reads a norm, or one has no bias to take a norm's")
-    found.append(_turns("coordinates", "Reordering the residual stream's coordinates", permute_stream))
-    if any(block.post_norms for block in blocks):
-        missing.append("folding of the norms after attention and MLP: their output is added to the stream")
-        missing.append(
-            "rotations of the residual stream: gains that cannot be folded do not commute with them"
-        )
-    elif foldable:
-        found.append(_turns("rotation", "Rotating the residual stream", rotate_stream, final=False))
-        missing.append('layer "final" under rotations: the last norm\'s gain does not commute with them')
-    else:
-        missing.append("rotations of the residual stream: its norms cannot be folded")
-    found.append(_together(tuple(found)))
-    if normed or weights.planes is not None:
-        between = ["rotary positions"] if weights.planes is not None else []
-        between += ["normed queries and keys"] if normed else []
-        says = "Mapping a head's keys by any invertible matrix, undone in its queries, is no symmetry with "
-        says += " and ".join(between)
-        found.append(Transform("generic queries and keys", says, mix_queries_keys, symmetry=False))
-    return tuple(found), tuple(missing)
+    missing = [
+        (
+            normed and rotary,
+            "rotations within rotary planes: queries and keys are normed, with gains in between",
+        ),
+        (normed and not rotary, "transforms of queries and keys: they are normed"),
+        (routed, "reordering of experts: allowed, and not drawn"),
+        (not foldable, "folding of norms: no linear map reads a norm, or one has no bias to take a norm's"),
+        (post_normed, "folding of the norms after attention and MLP: their output is added to the stream"),
+        (
+            post_normed,
+            "rotations of the residual stream: gains that cannot be folded do not commute with them",
+        ),
+        (
+            foldable and not post_normed,
+            'layer "final" under rotations: the last norm\'s gain does not commute with them',
+        ),
+        (not foldable and not post_normed, "rotations of the residual stream: its norms cannot be folded"),
+    ]
+    transforms = [transform for allowed, transform in offered if allowed]
+    transforms.append(_together(tuple(transforms)))
+    between = ["rotary positions"] * rotary + ["normed queries and keys"] * normed
+    if between:  # the negative control: what the theory says is not a symmetry
+        says = f"{any_matrix} is no symmetry with {' and '.join(between)}"
+        transforms.append(Transform("generic queries and keys", says, mix_queries_keys, symmetry=False))
+    return tuple(transforms), tuple(line for applies, line in missing if applies)
 
 
 def _foldable(weights: Weights) -> bool:

@@ -20,8 +20,8 @@ def permute_heads(weights: Weights, random: Generator) -> None:
     for block in weights.blocks:
         groups, together = _groups(block)
         order = _order(groups, random)
-        within = torch.stack([_order(together, random) for _ in range(groups)])
-        heads = (order[:, None] * together + within).flatten()
+        in_group = torch.stack([_order(together, random) for _ in range(groups)])
+        heads = (order[:, None] * together + in_group).flatten()
         block.query.take(heads)
         block.key.take(order)
         block.value.take(order)
@@ -196,9 +196,9 @@ def _centred(weights: Weights) -> bool:
 def _by_plane(values: Float[Tensor, "row plane"], weights: Weights, width: int) -> Float[Tensor, "row width"]:
     """One value for both coordinates of a plane, 1 for those in none."""
     assert weights.planes is not None
-    spread = torch.ones(len(values), width, dtype=torch.float64)
-    spread[:, weights.planes] = values[..., None]
-    return spread
+    by_coordinate = torch.ones(len(values), width, dtype=torch.float64)
+    by_coordinate[:, weights.planes] = values[..., None]
+    return by_coordinate
 
 
 def _order(count: int, random: Generator) -> Int[Tensor, " row"]:

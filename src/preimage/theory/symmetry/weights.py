@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from preimage.errors import ModelError
-from preimage.models.language_model import LanguageModel
-from preimage.theory.symmetry.wiring import Norm, Wiring, norm_of, trace
+from preimage.models import LanguageModel
+from preimage.theory.symmetry.norms import Norm, ObservedPass, norm_of, observe_pass
 
 _ATTENTION = ("self_attn", "attn", "attention")
 _SPLIT = ("q_proj", "k_proj", "v_proj")
@@ -93,8 +93,8 @@ class Weights:
 def read_weights(model: LanguageModel) -> Weights:
     """Views of a model's weights, or a refusal that names what is not understood."""
     anatomy = model.anatomy
-    wiring = trace(model)
-    blocks = tuple(_Reader(model, wiring, index).read() for index in range(model.n_layers))
+    observed = observe_pass(model)
+    blocks = tuple(_Reader(model, observed, index).read() for index in range(model.n_layers))
     tables = [part for part in anatomy.backbone.modules() if isinstance(part, nn.Embedding)]
     known = {id(p) for part in (*tables, *anatomy.blocks) for p in part.parameters()}
     final = None if anatomy.norm is None else norm_of(anatomy.norm, model.name)
@@ -111,8 +111,8 @@ def read_weights(model: LanguageModel) -> Weights:
 class _Reader:
     """Reads one block, and keeps count of the parameters it has understood."""
 
-    def __init__(self, model: LanguageModel, wiring: Wiring, index: int) -> None:
-        self.model, self.wiring = model, wiring
+    def __init__(self, model: LanguageModel, observed: ObservedPass, index: int) -> None:
+        self.model, self.observed = model, observed
         self.block = model.anatomy.blocks[index]
         self.known: set[int] = set()
         self.reads: list[tuple[nn.Module, tuple[Map, ...]]] = []  # modules fed by the stream, as maps
@@ -126,10 +126,10 @@ class _Reader:
             raise _refusal(self.model, "its norms stand on the residual stream itself")
         query, key, value, output, query_norm, key_norm = self._attention()
         units, router = self._mlp()
-        norms = [part for part in self.block.children() if part in self.wiring.norms]
+        norms = [part for part in self.block.children() if part in self.observed.norms]
         read, post = [], []
         for part in norms:
-            maps = [m for module, found in self.reads if self.wiring.feeds(part, module) for m in found]
+            maps = [m for module, readers in self.reads if self.observed.feeds(part, module) for m in readers]
             norm = self._norm(part)
             if maps:
                 read.append((norm, tuple(maps)))
@@ -261,8 +261,8 @@ def _planes(model: LanguageModel, head_dim: int) -> Int[Tensor, "plane 2"] | Non
 
 
 def _child(owner: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
-    found = [getattr(owner, name) for name in names if isinstance(getattr(owner, name, None), nn.Module)]
-    return found[0] if found else None
+    children = [getattr(owner, name) for name in names if isinstance(getattr(owner, name, None), nn.Module)]
+    return children[0] if children else None
 
 
 def _require_known(model: LanguageModel, owner: nn.Module, known: set[int]) -> None:

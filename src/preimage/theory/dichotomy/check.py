@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
-from preimage.collisions.structure import UNEXPLAINED, Structure
+from preimage.collisions import UNEXPLAINED, Structure
 from preimage.errors import OptionError, PromptError
 from preimage.layers import Layer, LayerSpec, parse_layers
 from preimage.models import LanguageModel
@@ -19,12 +19,11 @@ from preimage.models.random_parameters import random_parameters
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
 from preimage.states import encode_all
-from preimage.theory.analyticity.checking import is_analytic
+from preimage.theory.analyticity.check import is_analytic
 from preimage.theory.dichotomy.families import UNNAMED, Ids, classes, describe
 from preimage.theory.dichotomy.witnesses import Separation, measure_separation
 from preimage.theory.result import TheoryReport, Verdict
 
-SEPARATED, SEPARATED_ABOVE = "dichotomy.separated", "dichotomy.separated_above_0"  # ids of verdicts
 _SEPARATED = "almost every theta separates every pair, at every layer"
 _MOST = 640  # prompts; all pairs of a layer are held at once
 _CLEAR = 1000.0  # bounds between rounding and the nearest separated pair
@@ -43,11 +42,19 @@ def check_dichotomy(
 ) -> TheoryReport:
     """Which pairs of prompts some theta separates, layer by layer, and why the others must collide.
 
-    Cost: ``draws`` float64 models of the same size on the CPU, three passes over the prompts each.
+    ``prompts``: from 2 to 640, texts or token ids. ``draws``: random parameters, from ``seed`` on, that every
+    pair is tried on. Cost: ``draws`` float64 models of the same size on the CPU, three passes over the
+    prompts each.
+
+    >>> from preimage.models import new_model
+    >>> model = new_model("llama", (8, 1, 2), vocabulary=16, max_length=8, device="cpu")
+    >>> report = check_dichotomy(model, [[5, 5], [5, 5, 5], [3, 5]], layers=[1], draws=2)
+    >>> [(row["family"], row["first"], row["second"]) for row in report.tables["families"]]
+    [('constant prompts', [5, 5], [5, 5, 5])]
     """
     ids = tuple(dict.fromkeys(encode_all(model, prompts, bos)))
-    named, measured = _measure(model, ids, layers, draws, seed, progress)
-    return _report("dichotomy", _subject(model, ids, draws, seed), named, measured)
+    known, measured = _measure(model, ids, layers, draws, seed, progress)
+    return _report("dichotomy", _subject(model, ids, draws, seed), known, measured)
 
 
 def search_structure(
@@ -63,15 +70,22 @@ def search_structure(
 ) -> TheoryReport:
     """All prompts of up to ``longest`` tokens out of ``vocabulary``: which collide, whatever theta is.
 
-    Nothing is assumed about which they are: pairs are found by distance, joined to classes, and each class is
+    Nothing is assumed about which they are: pairs are told by distance, joined to classes, and each class is
     described by what its prompts share. ``bos`` is put in front of every prompt and is not one of the tokens.
-    Token ids mean nothing to random parameters, so the first ones stand for all.
+    Token ids mean nothing to random parameters, so the first ones stand for all. Cost: as
+    :func:`check_dichotomy` on these prompts, 640 at most.
+
+    >>> from preimage.models import new_model
+    >>> model = new_model("llama", (8, 1, 2), vocabulary=16, max_length=8, device="cpu")
+    >>> report = search_structure(model, vocabulary=2, longest=2, layers=[1], draws=2)
+    >>> [row["description"] for row in report.tables["classes"]]
+    ['one token repeated']
     """
     ids = _every_prompt(model, vocabulary, longest, bos)
-    named, measured = _measure(model, ids, layers, draws, seed, progress)
+    known, measured = _measure(model, ids, layers, draws, seed, progress)
     subject = _subject(model, ids, draws, seed) | {"vocabulary": vocabulary, "longest": longest, "bos": bos}
-    found = [row for layer in measured for row in named.classes(layer)]
-    return _report("structure", subject, named, measured, {"classes": found})
+    rows = [row for layer in measured for row in known.classes(layer)]
+    return _report("structure", subject, known, measured, {"classes": rows})
 
 
 def _every_prompt(model: LanguageModel, vocabulary: int, longest: int, bos: int | None) -> tuple[Ids, ...]:
@@ -96,7 +110,7 @@ def _every_prompt(model: LanguageModel, vocabulary: int, longest: int, bos: int 
 
 def _measure(
     model: LanguageModel, ids: Sequence[Ids], layers: LayerSpec, draws: int, seed: int, progress: Progress
-) -> tuple[_Named, list[Separation]]:
+) -> tuple[_KnownFamilies, list[Separation]]:
     if not 2 <= len(ids) <= _MOST:
         raise PromptError(f"{len(ids)} different prompts.", f"Give from 2 to {_MOST}.")
     if draws < 2:
@@ -109,7 +123,7 @@ def _measure(
             yield random_parameters(model, seed + draw) if draw else first
             progress(draw + 1, draws, "random parameters drawn")
 
-    return _Named(first, ids), measure_separation(drawn(), ids, wanted)
+    return _KnownFamilies(first, ids), measure_separation(drawn(), ids, wanted)
 
 
 def _subject(model: LanguageModel, ids: Sequence[Ids], draws: int, seed: int) -> dict[str, Any]:
@@ -126,7 +140,7 @@ def _subject(model: LanguageModel, ids: Sequence[Ids], draws: int, seed: int) ->
     }
 
 
-class _Named:
+class _KnownFamilies:
     """The families of structural collisions that are known, on one set of prompts.
 
     They are read off random parameters, where no two embeddings are equal.
@@ -142,11 +156,11 @@ class _Named:
         reason = self._structure.explain(first, second, layer, near=True)
         return UNNAMED if reason == UNEXPLAINED else reason
 
-    def families(self, found: Separation) -> dict[str, list[tuple[int, int]]]:
+    def families(self, separation: Separation) -> dict[str, list[tuple[int, int]]]:
         """The structural pairs of a layer by their reason."""
         families: dict[str, list[tuple[int, int]]] = {}
-        for pair in found.structural:
-            families.setdefault(self.name(pair, found.layer), []).append(pair)
+        for pair in separation.structural:
+            families.setdefault(self.name(pair, separation.layer), []).append(pair)
         return dict(sorted(families.items()))
 
     def predicted(self, layer: Layer) -> int:
@@ -154,16 +168,16 @@ class _Named:
         keys = Counter(self._structure.key(ids, layer) for ids in self.ids)
         return sum(size * (size - 1) // 2 for size in keys.values())
 
-    def classes(self, found: Separation) -> list[dict[str, Any]]:
+    def classes(self, separation: Separation) -> list[dict[str, Any]]:
         """The classes of prompts that no draw tells apart, those with one description together."""
         together: dict[tuple[str, str], list[list[int]]] = {}
-        groups = classes(len(self.ids), found.structural)
+        groups = classes(len(self.ids), separation.structural)
         for members, words in zip(groups, describe(groups, self.ids), strict=True):
-            reasons = {self.name((members[0], other), found.layer) for other in members[1:]}
+            reasons = {self.name((members[0], other), separation.layer) for other in members[1:]}
             together.setdefault((words, ", ".join(sorted(reasons))), []).append(members)
         return [
             {
-                "layer": found.layer,
+                "layer": separation.layer,
                 "description": words,
                 "known_as": reasons,
                 "classes": len(same),
@@ -177,27 +191,27 @@ class _Named:
 def _report(
     check: str,
     subject: dict[str, Any],
-    named: _Named,
+    known: _KnownFamilies,
     measured: Sequence[Separation],
     tables: dict[str, list[dict[str, Any]]] | None = None,
 ) -> TheoryReport:
     rows, families, unnamed = [], [], []
     analytic = subject["analytic"] is True
-    for found in measured:
-        reasons = named.families(found)
-        structural, nameless = len(found.structural), len(reasons.get(UNNAMED, []))
+    for separation in measured:
+        reasons = known.families(separation)
+        structural, nameless = len(separation.structural), len(reasons.get(UNNAMED, []))
         rows.append(
             {
-                "layer": found.layer,
+                "layer": separation.layer,
                 "pairs": subject["pairs"],
                 "structural": structural,
                 "injective_parameters": "none" if structural else "almost all" if analytic else "some",
-                "bound": found.bound,
-                "farthest_structural": _extreme(found, structural=True),
-                "nearest_separated": _extreme(found, structural=False),
-                "shape_noise": found.shape_noise,
-                "disputed": len(found.disputed),
-                "missed": named.predicted(found.layer) - (structural - nameless),
+                "bound": separation.bound,
+                "farthest_structural": _extreme(separation, structural=True),
+                "nearest_separated": _extreme(separation, structural=False),
+                "shape_noise": separation.shape_noise,
+                "disputed": len(separation.disputed),
+                "missed": known.predicted(separation.layer) - (structural - nameless),
                 "unnamed": nameless,
             }
         )
@@ -205,24 +219,24 @@ def _report(
             shown = pairs if reason == UNNAMED else pairs[:1]
             listed = [
                 {
-                    "layer": found.layer,
-                    "first": list(named.ids[first]),
-                    "second": list(named.ids[second]),
-                    "distance": float(found.farthest[first, second]),
+                    "layer": separation.layer,
+                    "first": list(known.ids[first]),
+                    "second": list(known.ids[second]),
+                    "distance": float(separation.farthest[first, second]),
                 }
                 for first, second in shown
             ]
             if reason == UNNAMED:
                 unnamed += listed
             families.append({**listed[0], "family": reason, "pairs": len(pairs)})
-    found_tables = {"layers": rows, "families": families, "unnamed": unnamed, **(tables or {})}
-    return TheoryReport(check, subject, _verdicts(rows, measured, analytic), found_tables)
+    all_tables = {"layers": rows, "families": families, "unnamed": unnamed, **(tables or {})}
+    return TheoryReport(check, subject, _verdicts(rows, measured, analytic), all_tables)
 
 
-def _extreme(found: Separation, *, structural: bool) -> float | None:
+def _extreme(separation: Separation, *, structural: bool) -> float | None:
     """The largest distance of a structural pair, or the smallest of one that is not; None without one."""
-    within = found.farthest <= found.bound
-    values = found.farthest[(within if structural else ~within).triu(1)]
+    together = separation.farthest <= separation.bound
+    values = separation.farthest[(together if structural else ~together).triu(1)]
     if not len(values):
         return None
     return float(values.max() if structural else values.min())
@@ -235,31 +249,27 @@ def _verdicts(
     structural = sum(row["structural"] for row in rows)
     above = sum(row["structural"] for row in rows if row["layer"] != 0)
     disputed, missed, unnamed = (sum(row[key] for row in rows) for key in ("disputed", "missed", "unnamed"))
-    noise = [found.shape_noise / found.bound for found in measured if found.shape_noise is not None]
+    noise = [
+        separation.shape_noise / separation.bound
+        for separation in measured
+        if separation.shape_noise is not None
+    ]
     gaps = [row["nearest_separated"] / row["bound"] for row in rows if row["nearest_separated"] is not None]
     draws = "That no draw separates a pair is strong evidence, not a proof, that no theta does."
     these = "Only these prompts were looked at."
+    few = "The theorem speaks of all theta but a null set; a few draws were made."
+    agree = "every draw gives the same answer for every pair"
+    explained = "every structural collision has a known reason"
+    predicted = "every pair that a known reason predicts collides in every draw"
+    longer = f"{these} Longer prompts may collide for other reasons."
     return (
-        _almost_all(SEPARATED, _SEPARATED, structural, f"{draws} {these}", analytic),
-        _almost_all(SEPARATED_ABOVE, f"{_SEPARATED} above 0", above, f"{draws} {these}", analytic),
-        _count(
-            "dichotomy.draws_agree",
-            "every draw gives the same answer for every pair",
-            disputed,
-            "The theorem speaks of all theta but a null set; a few draws were made.",
+        _almost_all("dichotomy.separated", _SEPARATED, structural, f"{draws} {these}", analytic),
+        _almost_all(
+            "dichotomy.separated_above_0", f"{_SEPARATED} above 0", above, f"{draws} {these}", analytic
         ),
-        _count(
-            "dichotomy.collisions_explained",
-            "every structural collision has a known reason",
-            unnamed,
-            f"{these} Longer prompts may collide for other reasons.",
-        ),
-        _count(
-            "dichotomy.predictions_hold",
-            "every pair that a known reason predicts collides in every draw",
-            missed,
-            these,
-        ),
+        Verdict("dichotomy.draws_agree", agree, disputed == 0, float(disputed), 0.0, few),
+        Verdict("dichotomy.collisions_explained", explained, unnamed == 0, float(unnamed), 0.0, longer),
+        Verdict("dichotomy.predictions_hold", predicted, missed == 0, float(missed), 0.0, these),
         Verdict(
             "dichotomy.shape_noise",
             "the same prompt in another shape stays within the bound on rounding",
@@ -285,7 +295,3 @@ def _almost_all(name: str, statement: str, value: int, not_shown: str, analytic:
         not_shown += " The model is not known to be analytic: a witness speaks for parameters near it alone."
     holds = value == 0 and (True if analytic else None)
     return Verdict(name, statement, holds, float(value), 0.0, not_shown, descriptive=True)
-
-
-def _count(name: str, statement: str, value: int, not_shown: str) -> Verdict:
-    return Verdict(name, statement, value == 0, float(value), 0.0, not_shown)

@@ -1,25 +1,24 @@
-"""``preimage.find_collisions``: every pair of a set of prompts, layer by layer."""
+"""``preimage.find_collisions``: every pair of a set of prompts, layer by layer; and at several lengths."""
 
 from __future__ import annotations
 
 import reprlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 
-from preimage.collisions.confirming import ShownStructure
-from preimage.collisions.options import CollisionOptions
-from preimage.collisions.result import CollidingPair, CollisionAudit, HardKind, LayerCollisions
-from preimage.collisions.spacing import Named, measure_spacing
+from preimage.collisions.confirmation import ConfirmedStructure
+from preimage.collisions.options import CollisionChanges, CollisionOptions
+from preimage.collisions.result import CollisionAudit, ComparedPair, HardKind, LayerCollisions
+from preimage.collisions.spacing import RowLabels, measure_spacing, require_above_noise
 from preimage.collisions.structure import UNEXPLAINED
-from preimage.collisions.thresholds import require_above_noise
 from preimage.collisions.tiles import KeptTiles
 from preimage.distances import here, norms, row_distances
-from preimage.errors import PromptError, StatesError
+from preimage.errors import OptionError, PromptError, StatesError
 from preimage.layers import Layer, LayerSpec, parse_layers
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
@@ -40,13 +39,21 @@ def find_collisions(
     bos: bool | None = None,
     out: str | Path | None = None,
     progress: Progress = silent,
-    **changes: Any,
+    **changes: Unpack[CollisionChanges],
 ) -> CollisionAudit:
     """Compare the last states of all prompts, pair by pair, at every layer, and hard pairs beside them.
 
-    Prompts with equal ids count once. States stream to the disk, and one layer at a time is compared, so that
-    memory stays bounded. With ``out`` every layer is kept in that run folder as it ends, and calling again
-    continues it. ``options`` or single fields of it: see :class:`CollisionOptions`.
+    ``prompts``: texts or token ids; those with equal ids count once. ``layers``: 0..L, "final", or a list of
+    them. ``options`` or single fields of it: see :class:`CollisionOptions`. ``bos``: whether to put BOS in
+    front of texts; by default as the tokenizer does. With ``out`` every layer is kept in that run folder as
+    it ends, and calling again continues it. Cost: a pass over all prompts and, for each layer, the certified
+    distances of all n (n - 1) / 2 pairs; one layer's last states (n x d_model) are held at a time.
+
+    >>> from preimage.models import new_model
+    >>> model = new_model("llama", (8, 1, 2), vocabulary=16, max_length=8, device="cpu")
+    >>> audit = find_collisions(model, [[1, 2], [3, 2], [4, 5, 6]], layers=[0, 1], hard_bases=0)
+    >>> audit.at(0).spacing.explained, audit.at(1).spacing.within_noise, audit.unexplained
+    ({'same last token at layer 0': 1}, 0, 0)
     """
     chosen = replace(options or CollisionOptions(), **changes)
     wanted = parse_layers(layers, model.n_layers)
@@ -63,13 +70,13 @@ def find_collisions(
         "prompts": ids.fingerprint,
         "layers": list(wanted),
         "options": chosen.to_dict(),
-        "floors": safety(model.dtype),  # so many are noise; layers judged by another number do not mix
+        "noise_floors": safety(model.dtype),  # so many are noise; layers judged by another number do not mix
     }
     run = Run(plan, out)
-    found = {layer: LayerCollisions.from_dict(run.items[str(layer)]) for layer in run.done(wanted)}
+    finished = {layer: LayerCollisions.from_dict(run.items[str(layer)]) for layer in run.done(wanted)}
     audit = _Audit(model, ids, wanted, chosen, run, progress)
     for layer in run.left(wanted):
-        found[layer] = audit.at(layer)
+        finished[layer] = audit.at(layer)
     lengths = ids.lengths
     result = CollisionAudit(
         model=model.identity.to_dict(),
@@ -78,10 +85,34 @@ def find_collisions(
         lengths=(min(lengths), max(lengths)),
         fingerprint=ids.fingerprint,
         options=chosen.to_dict(),
-        layers=tuple(found[layer] for layer in wanted),
+        layers=tuple(finished[layer] for layer in wanted),
     )
     run.finish(result.to_dict, {"layers": result.rows}, remove=[_STATES])
     return result
+
+
+def sweep_lengths(
+    model: LanguageModel,
+    prompts: Mapping[int, PromptSet],
+    layers: LayerSpec = "all",
+    *,
+    options: CollisionOptions | None = None,
+    out: str | Path | None = None,
+    progress: Progress = silent,
+) -> dict[int, CollisionAudit]:
+    """An audit for each length, over equally many prompts: distances shrink with their number.
+
+    ``prompts``: by their length in tokens. With ``out`` each length has its own run folder there. The rest is
+    as in :func:`find_collisions`.
+    """
+    if len(set(map(len, prompts.values()))) != 1:
+        given = ", ".join(f"{len(ids)} at {length}" for length, ids in prompts.items()) or "no"
+        raise OptionError(f"The source has {given} prompts.", "Set count to the smallest of these numbers.")
+    audits = {}
+    for length, ids in prompts.items():
+        place = None if out is None else Path(out) / f"length-{length}"
+        audits[length] = find_collisions(model, ids, layers, options=options, out=place, progress=progress)
+    return audits
 
 
 class _Audit:
@@ -99,19 +130,19 @@ class _Audit:
         self._model, self._ids, self._layers, self._options = model, ids, layers, options
         self._run, self._progress = run, progress
         self._done = len(run.done(layers))
-        self._floor = noise_floor(model, layers)
+        self._noise_floor = noise_floor(model, layers)
         self._hard = _hard_pairs(model, ids, options)
         sides = dict.fromkeys(ids for pair in self._hard for ids in (pair.first, pair.second))
         self._hard_rows = {ids: row for row, ids in enumerate(sides)}
-        self._structure = ShownStructure(model, [*ids, *sides], layers)
+        self._structure = ConfirmedStructure(model, [*ids, *sides], layers)
         self._captured: tuple[States, States | None] | None = None
 
     def at(self, layer: Layer) -> LayerCollisions:
-        """What one layer shows."""
+        """All pairs at one layer."""
         states, hard = self._states()
         states.require_finite(layer)
         last = states.last(layer).to(self._model.device)
-        named = Named(
+        labels = RowLabels(
             ids=lambda row: self._ids.ids[row],
             text=lambda row: self._model.decode(self._ids.ids[row]),
             key=lambda row: self._structure.key(self._ids.ids[row], layer),
@@ -121,15 +152,15 @@ class _Audit:
         )
         place = self._run.place(f"{_STATES}/tiles-{layer}")
         tiles = None if place is None else KeptTiles(place)
-        spacing = measure_spacing(last, self._floor[layer], named, self._options, tiles or here)
+        spacing = measure_spacing(last, self._noise_floor[layer], labels, self._options, tiles or here)
         kinds = () if hard is None else self._hard_kinds(hard, layer)
-        found = LayerCollisions(layer, spacing, kinds)
-        self._run.keep(layer, found)
+        result = LayerCollisions(layer, spacing, kinds)
+        self._run.keep(layer, result)
         if tiles is not None:
             tiles.forget()
         self._done += 1
         self._progress(self._done, len(self._layers), f"layers compared, {layer} last")
-        return found
+        return result
 
     def _states(self) -> tuple[States, States | None]:
         if self._captured is None:
@@ -157,33 +188,33 @@ class _Audit:
                 )
         rows = [(self._hard_rows[pair.first], self._hard_rows[pair.second]) for pair in self._hard]
         first, second = (last[list(side)] for side in zip(*rows, strict=True))
-        floors = safety(first.dtype) * self._floor[layer] * torch.maximum(norms(first), norms(second))
-        kinds: dict[str, list[CollidingPair]] = {}
-        for pair, ends, distance, floor in zip(
-            self._hard, rows, row_distances(first, second).tolist(), floors.tolist(), strict=True
+        radii = safety(first.dtype) * self._noise_floor[layer] * torch.maximum(norms(first), norms(second))
+        kinds: dict[str, list[ComparedPair]] = {}
+        for pair, ends, distance, radius in zip(
+            self._hard, rows, row_distances(first, second).tolist(), radii.tolist(), strict=True
         ):
-            found = CollidingPair(
+            compared = ComparedPair(
                 *ends,
                 pair.first,
                 pair.second,
                 self._model.decode(pair.first),
                 self._model.decode(pair.second),
                 distance,
-                floor,
-                self._structure.explain(pair.first, pair.second, layer, near=distance <= floor),
+                radius,
+                self._structure.explain(pair.first, pair.second, layer, near=distance <= radius),
             )
-            kinds.setdefault(pair.kind, []).append(found)
+            kinds.setdefault(pair.kind, []).append(compared)
         return tuple(_summary(kind, pairs) for kind, pairs in kinds.items())
 
 
-def _summary(kind: str, pairs: list[CollidingPair]) -> HardKind:
+def _summary(kind: str, pairs: list[ComparedPair]) -> HardKind:
     reasons = Counter(pair.explanation for pair in pairs if pair.explanation)
     return HardKind(
         kind=kind,
         pairs=len(pairs),
-        minimum=min(pairs, key=lambda pair: pair.distance),
-        separation=min((p.distance for p in pairs if p.explanation in ("", UNEXPLAINED)), default=None),
-        at_floor=sum(pair.distance <= pair.floor for pair in pairs),
+        closest_pair=min(pairs, key=lambda pair: pair.distance),
+        margin=min((p.distance for p in pairs if p.explanation in ("", UNEXPLAINED)), default=None),
+        within_noise=sum(pair.distance <= pair.noise_radius for pair in pairs),
         explained={reason: count for reason, count in sorted(reasons.items()) if reason != UNEXPLAINED},
         unexplained=reasons[UNEXPLAINED],
     )

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import preimage
-from preimage.collisions import CollisionOptions, auditing
+from preimage.collisions import CollisionOptions
 from preimage.collisions.result import LayerCollisions
+from preimage.collisions.spacing import RowLabels, measure_spacing
 from preimage.collisions.structure import (
     UNEXPLAINED,
     absolute_positions,
@@ -87,15 +88,15 @@ def check_hard_kinds(
         floors = [noise * float(max(norms(one), norms(other))) for one, other in sides]
         explained = [must_collide(pair.first, pair.second, found.layer, learned) for pair in members]
         assert kind.pairs == len(members)
-        assert kind.minimum.distance == pytest.approx(min(away), rel=1e-12)
+        assert kind.closest_pair.distance == pytest.approx(min(away), rel=1e-12)
         nearest = away.index(min(away))
-        assert (kind.minimum.first_ids, kind.minimum.second_ids) == (
+        assert (kind.closest_pair.first_ids, kind.closest_pair.second_ids) == (
             members[nearest].first,
             members[nearest].second,
         )
         apart = [distance for distance, told in zip(away, explained, strict=True) if not told]
-        assert kind.separation == (pytest.approx(min(apart), rel=1e-12) if apart else None)
-        assert kind.at_floor == sum(d <= f for d, f in zip(away, floors, strict=True))
+        assert kind.margin == (pytest.approx(min(apart), rel=1e-12) if apart else None)
+        assert kind.within_noise == sum(d <= f for d, f in zip(away, floors, strict=True))
         assert sum(kind.explained.values()) == sum(explained)
         assert kind.unexplained == 0
 
@@ -163,20 +164,20 @@ def test_any_states_and_any_reasons_agree_with_brute_force(seed: int) -> None:
     states[20:30] = states[torch.randint(20, (10,), generator=generator)]
     states[20:30] *= 1 + 10.0 ** torch.randint(-7, -3, (10, 1), generator=generator)
     keys = torch.randint(30, (40,), generator=generator).tolist()
-    named = auditing.Named(
+    labels = RowLabels(
         ids=lambda row: (row,),
         text=lambda row: None,
         key=lambda row: keys[row],
         explain=lambda a, b, near: "same" if keys[a] == keys[b] else UNEXPLAINED if near else "",
     )
     thresholds = (1e-4, 1.0, 1e3)
-    found = auditing.measure_spacing(states, 1e-5, named, CollisionOptions(thresholds, closest=300))
+    found = measure_spacing(states, 1e-5, labels, CollisionOptions(thresholds, closest=300))
     check_spacing(found, states, lambda i, j: keys[i] == keys[j], thresholds, count=300)
     assert found.unexplained > 5
-    assert found.separation == 0.0
+    assert found.margin == 0.0
     assert {pair.explanation for pair in found.closest} == {"", UNEXPLAINED}
     for pair in found.listed:
-        assert pair.distance <= pair.floor
+        assert pair.distance <= pair.noise_radius
         assert pair.explanation in ("same", UNEXPLAINED)
 
 

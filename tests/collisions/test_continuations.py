@@ -47,7 +47,7 @@ def test_a_scan_agrees_with_plain_passes_over_the_vocabulary(name: str, layer: L
         away, noise = all_distances(states), 2 * spacing.noise_floor * float(norms(states).max())
         pairs = sorted((float(away[i, j]), i, j) for i, j in combinations(range(VOCABULARY), 2))
         assert (found.layer, spacing.states, spacing.pairs) == (layer, VOCABULARY, len(pairs))
-        assert found.margin == spacing.separation
+        assert found.margin == spacing.margin
         assert abs(found.margin - pairs[0][0]) <= 2 * noise
         for pair, (distance, i, j) in zip(spacing.closest, pairs, strict=False):
             assert abs(pair.distance - distance) <= 2 * noise
@@ -56,7 +56,7 @@ def test_a_scan_agrees_with_plain_passes_over_the_vocabulary(name: str, layer: L
             assert (i, j) == (pair.first, pair.second) or abs(pairs[0][0] - pairs[1][0]) < noise
         assert spacing.mean_norm == pytest.approx(float(norms(states).mean()), rel=1e-5)
         assert abs(spacing.quantiles["1"][0] - pairs[-1][0]) <= 1e-2 * pairs[-1][0]
-        assert (spacing.at_floor, spacing.listed) == (0, ())
+        assert (spacing.within_noise, spacing.listed) == (0, ())
 
 
 @pytest.mark.parametrize("layer", [0, 2, "final"])
@@ -68,8 +68,8 @@ def test_tokens_with_one_embedding_do_not_count_for_the_margin(layer: Layer) -> 
         spacing = found.spacing
         assert spacing.explained == {IDENTICAL_EMBEDDINGS: 1}
         assert (ends(spacing.listed), spacing.listed[0].explanation) == ([(5, 6)], IDENTICAL_EMBEDDINGS)
-        assert spacing.minimum == spacing.listed[0]
-        assert spacing.minimum.distance <= (0.0 if layer == 0 else spacing.minimum.floor)
+        assert spacing.closest_pair == spacing.listed[0]
+        assert spacing.closest_pair.distance <= (0.0 if layer == 0 else spacing.closest_pair.noise_radius)
         away = all_distances(full_passes(model, list(found.prefix), layer))
         away[5, 6] = away[6, 5] = torch.inf
         noise = 2 * spacing.noise_floor * 2 * spacing.mean_norm

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -20,13 +20,13 @@ from torch import Tensor
 
 from preimage.distances import norms, row_distances
 from preimage.errors import OptionError
-from preimage.models import LanguageModel
-from preimage.models.float64 import double_copy
+from preimage.models import LanguageModel, double_copy
 from preimage.progress import Progress, silent
 from preimage.states import encode_all
 from preimage.theory.optimiser.lanczos import top_of_spectrum
 from preimage.theory.optimiser.training_loss import TrainingLoss, jacobian
 from preimage.theory.optimiser.updates import (
+    OptimiserChanges,
     OptimiserOptions,
     moments,
     predicted_factors,
@@ -35,12 +35,10 @@ from preimage.theory.optimiser.updates import (
 )
 from preimage.theory.result import TheoryReport, Verdict
 
-EVERY_STEP, WHOLE_MAP = "optimiser.every_step", "optimiser.whole_map"  # ids of verdicts
-_EVERY_STEP = "Every step's Jacobian on the joint state is non-singular."
-_WHOLE_MAP = "The map from the first parameters to the last has a non-singular Jacobian."
 IDENTITY = 1e-9  # relative, of log|det|
 SAME_STEP = 1e-12  # relative, ours against torch.optim's
 LARGEST_EXACT = 2000  # parameters; the dense Jacobian of AdamW has nine times their square
+_STILL = 1e-12  # a slope below this share of the largest is rounding: the gradient does not vary
 _EPS = torch.finfo(torch.float64).eps
 
 
@@ -74,13 +72,19 @@ def check_optimiser(
     options: OptimiserOptions | None = None,
     bos: bool | None = None,
     progress: Progress = silent,
-    **changes: Any,
+    **changes: Unpack[OptimiserChanges],
 ) -> TheoryReport:
     """Follow an optimiser on the loss of some prompts and decide whether its steps are singular.
 
-    Runs on a float64 copy; the model is not changed. ``options`` or single fields of it: see
-    :class:`OptimiserOptions`. Cost of "exact": for each step some thousand backward passes, and matrices of
-    up to (3p)^2 numbers.
+    ``prompts``: texts or token ids, two tokens or more each. ``options`` or single fields of it: see
+    :class:`OptimiserOptions`. Runs on a float64 copy; the model is not changed. Cost of "exact": for each of
+    the steps about p backward passes, and matrices of up to (3p)^2 numbers, for p parameters.
+
+    >>> from preimage.models import new_model
+    >>> model = new_model("llama", (2, 1, 1), vocabulary=4, max_length=4, device="cpu")
+    >>> report = check_optimiser(model, [[0, 1, 2]], optimiser="heavy-ball", steps=1)
+    >>> {verdict.id: verdict.holds for verdict in report.verdicts}["optimiser.every_step"]
+    True
     """
     chosen = replace(options or OptimiserOptions(), **changes)
     loss = TrainingLoss(double_copy(model, head=True), encode_all(model, prompts, bos))
@@ -100,12 +104,7 @@ def check_optimiser(
         )
     steps, whole = _follow(loss, chosen, progress)
     tables = {"steps": [asdict(step) for step in steps], "map": [_summary(steps, whole)]}
-    verdicts = (
-        _identity(steps),
-        _every_step(steps, len(loss.start) * (1 + moments(chosen))),
-        _whole_map(steps, whole),
-        _same_as_torch(steps),
-    )
+    verdicts = _verdicts(steps, whole, len(loss.start) * (1 + moments(chosen)))
     return TheoryReport("optimiser", subject, verdicts, tables)
 
 
@@ -156,7 +155,7 @@ def _measure(
     eigenvalues = torch.linalg.eigvalsh(loss.hessian(theta)) if descent else theta.new_empty(0)
     factors = predicted_factors(options, count, eigenvalues)
     sign, log_det = torch.linalg.slogdet(matrix)
-    smallest, tolerance = _smallest(_balanced(matrix)), len(matrix) * _EPS
+    smallest, bound = _smallest(_balanced(matrix)), len(matrix) * _EPS
     gap = row_distances(following[:count], reference.detach()) / norms(reference.detach())
     return _Step(
         step=step,
@@ -167,8 +166,8 @@ def _measure(
         predicted_log_det=float(factors.abs().log().sum()),
         smallest=smallest,
         smallest_factor=float(factors.abs().min()),
-        singular=smallest <= tolerance,
-        predicted_singular=bool(factors.abs().min() <= tolerance * factors.abs().max().clamp_min(1.0)),
+        singular=smallest <= bound,
+        predicted_singular=bool(factors.abs().min() <= bound * factors.abs().max().clamp_min(1.0)),
         largest_eigenvalue=float(eigenvalues.max()) if descent else None,
         from_torch=float(gap),
         kinks=_kinks(matrix, following, count) if options.optimiser == "adamw" else 0,
@@ -193,18 +192,49 @@ def _smallest(matrix: Float[Tensor, "n n"]) -> float:
 def _kinks(matrix: Float[Tensor, "n n"], following: Float[Tensor, " n"], count: int) -> int:
     """Parameters whose v is 0 though their gradient varies: sqrt(v) has no derivative there."""
     slopes = matrix[count : 2 * count, :count].abs().amax(dim=1)  # of m', in proportion to H
-    return int(((following[2 * count :] == 0) & (slopes > 1e-12 * slopes.max())).sum())
+    return int(((following[2 * count :] == 0) & (slopes > _STILL * slopes.max())).sum())
 
 
-def _identity(steps: Sequence[_Step]) -> Verdict:
-    error = max(map(_disagreement, steps))
-    return Verdict(
-        id="optimiser.determinant",
-        statement="Every step's Jacobian has the determinant that the formula of this optimiser gives.",
-        holds=None if any(step.kinks for step in steps) else error <= IDENTITY,
-        value=error,
-        tolerance=IDENTITY,
-        not_shown="Other parameters, prompts and steps than those followed; the formula is proved apart.",
+def _verdicts(steps: Sequence[_Step], whole: Float[Tensor, "p p"], size: int) -> tuple[Verdict, ...]:
+    """``size`` is that of the joint state. Where the update has no derivative, nothing is decided."""
+    kinked = any(step.kinks for step in steps)
+    error, gap = max(map(_disagreement, steps)), max(step.from_torch for step in steps)
+    smallest, smallest_of_map = min(step.smallest for step in steps), _smallest(whole)
+    zero = "A value below the bound cannot be told from 0 in float64"
+    return (
+        Verdict(
+            "optimiser.determinant",
+            "Every step's Jacobian has the determinant that the formula of this optimiser gives.",
+            None if kinked else error <= IDENTITY,
+            error,
+            IDENTITY,
+            "Other parameters, prompts and steps than those followed; the formula is proved apart.",
+        ),
+        Verdict(
+            "optimiser.every_step",
+            "Every step's Jacobian on the joint state is non-singular.",
+            None if kinked else not any(step.singular for step in steps),
+            smallest,
+            size * _EPS,
+            f"{zero}. Non-singular at these points is not non-singular almost everywhere, though for analytic"
+            " maps one point is enough.",
+        ),
+        Verdict(
+            "optimiser.whole_map",
+            "The map from the first parameters to the last has a non-singular Jacobian.",
+            None if kinked else smallest_of_map > len(whole) * _EPS,
+            smallest_of_map,
+            len(whole) * _EPS,
+            f"{zero}, which long runs reach.",
+        ),
+        Verdict(
+            "optimiser.torch_steps",
+            "The steps followed are those of torch.optim.",
+            gap <= SAME_STEP,
+            gap,
+            SAME_STEP,
+            "Fused and foreach variants, and other precisions than float64.",
+        ),
     )
 
 
@@ -215,43 +245,6 @@ def _disagreement(step: _Step) -> float:
     if step.sign != step.predicted_sign:
         return math.inf
     return abs(step.log_det - step.predicted_log_det) / max(1.0, abs(step.predicted_log_det))
-
-
-def _every_step(steps: Sequence[_Step], size: int) -> Verdict:
-    smallest = min(step.smallest for step in steps)
-    return Verdict(
-        id=EVERY_STEP,
-        statement=_EVERY_STEP,
-        holds=None if any(step.kinks for step in steps) else not any(step.singular for step in steps),
-        value=smallest,
-        tolerance=size * _EPS,
-        not_shown="A value below the tolerance cannot be told from 0 in float64. Non-singular at these points"
-        " is not non-singular almost everywhere, though for analytic maps one point is enough.",
-    )
-
-
-def _whole_map(steps: Sequence[_Step], whole: Float[Tensor, "p p"]) -> Verdict:
-    smallest, tolerance = _smallest(whole), len(whole) * _EPS
-    return Verdict(
-        id=WHOLE_MAP,
-        statement=_WHOLE_MAP,
-        holds=None if any(step.kinks for step in steps) else smallest > tolerance,
-        value=smallest,
-        tolerance=tolerance,
-        not_shown="A value below the tolerance cannot be told from 0 in float64, which long runs reach.",
-    )
-
-
-def _same_as_torch(steps: Sequence[_Step]) -> Verdict:
-    gap = max(step.from_torch for step in steps)
-    return Verdict(
-        id="optimiser.torch_steps",
-        statement="The steps followed are those of torch.optim.",
-        holds=gap <= SAME_STEP,
-        value=gap,
-        tolerance=SAME_STEP,
-        not_shown="Fused and foreach variants, and other precisions than float64.",
-    )
 
 
 def _summary(steps: Sequence[_Step], whole: Float[Tensor, "p p"]) -> dict[str, Any]:
@@ -283,16 +276,16 @@ def _by_lanczos(
     nearest, error = top.nearest(pole) if rows else (math.nan, math.inf)
     factor = options.learning_rate * abs(pole - nearest)
     scale = max((abs(value) for value in top.eigenvalues), default=0.0)
-    tolerance = options.learning_rate * (error + len(loss.start) * _EPS * (scale + abs(pole)))
+    bound = options.learning_rate * (error + len(loss.start) * _EPS * (scale + abs(pole)))
     statement = "The first step's Jacobian, I - eta H, is non-singular: no eigenvalue of H is 1/eta."
     not_shown = (
         "Lanczos shows eigenvalues that are there, not that there are no others: one whose eigenvector is"
         " orthogonal to the random start would be missed. Later steps."
     )
-    if factor <= tolerance:
+    if factor <= bound:
         holds: bool | None = False
     else:
         holds = True if top.covers else None
     value = factor if rows else None
-    verdict = Verdict("optimiser.first_step", statement, holds, value, tolerance, not_shown)
+    verdict = Verdict("optimiser.first_step", statement, holds, value, bound, not_shown)
     return (verdict,), {"eigenvalues": rows}

@@ -6,18 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from preimage.collisions.confirming import ShownStructure
-from preimage.collisions.options import CollisionOptions
+from preimage.collisions.confirmation import ConfirmedStructure
+from preimage.collisions.options import CollisionChanges, CollisionOptions
 from preimage.collisions.result import CollisionAudit, Continuation, ContinuationScan
-from preimage.collisions.spacing import Named, measure_spacing
+from preimage.collisions.spacing import RowLabels, measure_spacing, require_above_noise
 from preimage.collisions.structure import IDENTICAL_EMBEDDINGS, UNEXPLAINED, Structure
-from preimage.collisions.thresholds import require_above_noise
 from preimage.distances import require_finite
 from preimage.errors import OptionError, PromptError, RunFolderError
 from preimage.layers import Layer, parse_layer
@@ -37,12 +36,20 @@ def scan_continuations(
     bos: bool | None = None,
     out: str | Path | None = None,
     progress: Progress = silent,
-    **changes: Any,
+    **changes: Unpack[CollisionChanges],
 ) -> ContinuationScan:
     """For each prefix the states of all its continuations by one token, and all pairs of them.
 
-    The prefix runs once; every token is tried on its keys and values. D(prefix, t) is each result's
-    ``margin``. With ``out`` every prefix is kept in that run folder as it ends, and calling again continues.
+    ``prefixes``: texts or token ids; the other arguments are as in :func:`find_collisions`. D(prefix, t) is
+    each result's ``margin``. With ``out`` every prefix is kept in that run folder as it ends, and calling
+    again continues. Cost: each prefix runs once and every token on its keys and values; then the certified
+    distances of all pairs of tokens, whose states (vocabulary x d_model) are held at once.
+
+    >>> from preimage.models import new_model
+    >>> model = new_model("llama", (8, 1, 2), vocabulary=16, max_length=8, device="cpu")
+    >>> scan = scan_continuations(model, [[1, 2, 3]], layer=1)
+    >>> scan.prefixes[0].spacing.pairs, scan.prefixes[0].margin > 0, scan.unexplained
+    (120, True, 0)
     """
     chosen = replace(options or CollisionOptions(), **changes)
     at = parse_layer(layer, model.n_layers)
@@ -61,23 +68,23 @@ def scan_continuations(
         "prefixes": PromptSet(tuple(ids), "list", 0, 0).fingerprint,
         "layer": at,
         "options": chosen.to_dict(),
-        "floors": safety(model.dtype),
+        "noise_floors": safety(model.dtype),
     }
     run = Run(plan, out)
     structure = Structure(model, longest=max(map(len, ids)) + 1)
-    found = {number: Continuation.from_dict(run.items[str(number)]) for number in run.done(range(len(ids)))}
+    scans = {number: Continuation.from_dict(run.items[str(number)]) for number in run.done(range(len(ids)))}
 
     def scan(number: int) -> None:
         prefix = ids[number]
         states = _every_token(model, prefix, at)
         require_finite(states, f"Prefix {number}, layer {at}, token")
-        spacing = measure_spacing(states, floor, _named_tokens(model, prefix, at, structure), chosen)
-        found[number] = Continuation(prefix, model.decode(prefix), at, spacing)
-        run.keep(number, found[number])
+        spacing = measure_spacing(states, floor, _token_labels(model, prefix, at, structure), chosen)
+        scans[number] = Continuation(prefix, model.decode(prefix), at, spacing)
+        run.keep(number, scans[number])
 
     run.each(range(len(ids)), scan, progress, "prefixes")
-    scans = tuple(found[number] for number in range(len(ids)))
-    result = ContinuationScan(model.identity.to_dict(), at, chosen.to_dict(), scans)
+    in_order = tuple(scans[number] for number in range(len(ids)))
+    result = ContinuationScan(model.identity.to_dict(), at, chosen.to_dict(), in_order)
     run.finish(result.to_dict, {"prefixes": result.rows})
     return result
 
@@ -91,21 +98,18 @@ def closest_prompts(
     """
     if count < 1:
         raise OptionError(f"count is {count}.", "Give at least 1.")
-    if isinstance(audit, CollisionAudit):
-        found = audit.to_dict()
-    else:
+    if not isinstance(audit, CollisionAudit):
         document = read_json(Path(audit) / "run.json")
         if document.get("command") != "collisions" or document.get("state") != "done":
             raise RunFolderError(
                 f"{audit} holds no finished collision search.", "Run preimage collisions --out there first."
             )
-        found = document["results"]
-    layers = {entry["layer"]: entry for entry in found["layers"]}
+        audit = CollisionAudit.from_dict(document["results"])
+    layers = {one.layer: one for one in audit.layers}
     if layer is not None and layer not in layers:
         raise OptionError(f"The audit has no layer {layer}.", f"It has {', '.join(map(str, layers))}.")
-    closest = list(layers.values())[-1] if layer is None else layers[layer]
-    pairs = closest["spacing"]["closest"]
-    ids = [tuple(pair[end]) for pair in pairs for end in ("first_ids", "second_ids")]
+    closest = (audit.layers[-1] if layer is None else layers[layer]).spacing.closest
+    ids = (ids for pair in closest for ids in (pair.first_ids, pair.second_ids))
     return list(dict.fromkeys(ids))[:count]
 
 
@@ -114,27 +118,29 @@ def _every_token(
     model: LanguageModel, prefix: Sequence[int], layer: Layer
 ) -> Float[Tensor, "vocabulary d_model"]:
     """The state of every token after the prefix."""
-    trial = model.prefix(layer)
-    trial.extend(torch.tensor(prefix))
+    cached = model.prefix(layer)
+    cached.extend(torch.tensor(prefix))
     states = torch.empty(model.vocab_size, model.d_model, dtype=model.dtype, device=model.device)
-    for chunk in torch.arange(model.vocab_size).split(trial.max_candidates):
-        states[chunk] = trial.try_tokens(chunk)
+    for chunk in torch.arange(model.vocab_size).split(cached.max_candidates):
+        states[chunk] = cached.try_tokens(chunk)
     return states
 
 
-def _named_tokens(model: LanguageModel, prefix: tuple[int, ...], layer: Layer, structure: Structure) -> Named:
+def _token_labels(
+    model: LanguageModel, prefix: tuple[int, ...], layer: Layer, structure: Structure
+) -> RowLabels:
     """What the tokens after a prefix are; those that enter the model as one may have to have one state."""
     often = Counter(structure.same)
     twins = [token for token, first in enumerate(structure.same) if often[first] > 1]
-    shown = ShownStructure(model, [(*prefix, token) for token in twins or [0]], (layer,), structure)
-    keys = {token: shown.key((*prefix, token), layer) for token in twins}
+    confirmed = ConfirmedStructure(model, [(*prefix, token) for token in twins or [0]], (layer,), structure)
+    keys = {token: confirmed.key((*prefix, token), layer) for token in twins}
 
     def explain(first: int, second: int, near: bool) -> str:
         if first in keys and keys[first] == keys.get(second):
             return IDENTICAL_EMBEDDINGS
         return UNEXPLAINED if near else ""
 
-    return Named(
+    return RowLabels(
         ids=lambda row: (row,),
         text=lambda row: model.decode([row]),
         key=lambda row: keys.get(row, row),

@@ -130,9 +130,9 @@ class _Watcher(TorchDispatchMode):
 
     def leaves(self, tensor: Tensor, reason: str) -> None:
         """A value is read by Python: everything after it may depend on it."""
-        found = self.mark(tensor)
-        self.always |= found.events
-        if found.values is not None and not is_broken(found.events):
+        mark = self.mark(tensor)
+        self.always |= mark.events
+        if mark.values is not None and not is_broken(mark.events):
             self.always |= self._event(Break(OTHER, None, reason))
 
     def __torch_dispatch__(
@@ -154,15 +154,15 @@ class _Watcher(TorchDispatchMode):
         read = call.tensors()
         if self._overwrites(func, call):
             read = [one for one in read if not (_is_in(one, written) and self.mark(one).unwritten)]
-        found = self._result(func, call, read)
+        mark = self._result(func, call, read)
         result = func(*args, **kwargs)
         for tensor in written:
-            self._write(tensor, found)
+            self._write(tensor, mark)
         inside = {self.key(one) for one in (*call.tensors(), *written)}
         plain = [leaf for leaf in tree_leaves(result) if leaf is not None]
         for leaf in plain:
             if isinstance(leaf, Tensor):
-                made = found if _is_real(leaf) else self._integers(found, leaf)
+                made = mark if _is_real(leaf) else self._integers(mark, leaf)
                 if made.shift is not None:
                     made = replace(made, shift=made.shift.of(leaf))
                 key = self.key(leaf)
@@ -170,9 +170,9 @@ class _Watcher(TorchDispatchMode):
                     self.marks[key] = made
                 elif not made.events <= self.marks[key].events:  # a view that is read as something else
                     self.marks[key] = Mark(ANY, self.marks[key].events | made.events)
-            elif found.values is not None:
-                self.always |= found.events
-                if not is_broken(found.events):
+            elif mark.values is not None:
+                self.always |= mark.events
+                if not is_broken(mark.events):
                     reason = f"{call.name}: Python reads a value that depends on parameters"
                     self.always |= self._event(Break(OTHER, None, reason))
         return result
@@ -213,32 +213,32 @@ class _Watcher(TorchDispatchMode):
         if judged.analytic is None and is_broken(events):
             return Mark(judged.values, events)  # open, of what is not analytic already
         here = self._event(judged)
-        found = Mark(judged.values, events | here, stepped=judged.stepped)
+        mark = Mark(judged.values, events | here, stepped=judged.stepped)
         if call.name in ("max", "amax") and call.given.get("keepdim"):
             dims = call.given["dim"]
             (dim,) = dims if isinstance(dims, list) and len(dims) == 1 else [dims]
             if isinstance(dim, int):
                 from_end = dim - (dim >= 0) * call.given["self"].ndim
-                return replace(found, shift=Shift(here - events, from_end))
-        return found
+                return replace(mark, shift=Shift(here - events, from_end))
+        return mark
 
-    def _shifted(self, call: Call, found: Mark) -> Mark:
+    def _shifted(self, call: Call, mark: Mark) -> Mark:
         """x minus its largest entry, as softmax is often given: the kinks of the largest entry cancel."""
         one, other = call.given.get("self"), call.given.get("other")
         if not isinstance(one, Tensor):
-            return found
+            return mark
         shift = self.mark(one).shift
         if call.name in ("clone", "_to_copy") and shift is not None and shift.holds_for(one):
-            return replace(found, shift=shift)
+            return replace(mark, shift=shift)
         if call.name == "sub" and isinstance(other, Tensor) and call.given.get("alpha") == 1:
             largest = self.mark(other).shift
             if largest is not None and largest.holds_for(other) and one.ndim == other.ndim:
-                return replace(found, shift=Shift(largest.events - self.mark(one).events, largest.dim))
+                return replace(mark, shift=Shift(largest.events - self.mark(one).events, largest.dim))
         if call.name in ("_softmax", "_log_softmax", "_safe_softmax") and shift is not None:
             along = call.given["dim"] in (shift.dim, shift.dim + one.ndim)
             if along and shift.holds_for(one):
-                return replace(found, events=found.events - shift.events)
-        return found
+                return replace(mark, events=mark.events - shift.events)
+        return mark
 
     def _strange(self, func: Any, read: Sequence[Tensor]) -> Break | None:
         """What does not compute by torch's own kernels."""
@@ -249,16 +249,16 @@ class _Watcher(TorchDispatchMode):
                 return Break(OTHER, None, f"a {type(tensor).__name__} computes by rules of its own")
         return None
 
-    def _integers(self, found: Mark, tensor: Tensor) -> Mark:
+    def _integers(self, mark: Mark, tensor: Tensor) -> Mark:
         """Integers that depend on a parameter are steps, whatever made them."""
-        if found.values is None:
-            return found
-        if found.events:
-            return Mark(ANY, found.events, stepped=True)
+        if mark.values is None:
+            return mark
+        if mark.events:
+            return Mark(ANY, mark.events, stepped=True)
         step = Break(QUANTISED, False, f"a result of type {tensor.dtype}: a step function")
         return Mark(ANY, self._event(step), stepped=True)
 
-    def _write(self, tensor: Tensor, found: Mark) -> None:
+    def _write(self, tensor: Tensor, mark: Mark) -> None:
         """A whole storage is overwritten, or part of it and the rest stays."""
         key = self.key(tensor)
         before = self.marks.get(key)
@@ -266,10 +266,10 @@ class _Watcher(TorchDispatchMode):
             tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
         )
         if before is None or before.unwritten or covers:
-            self.marks[key] = replace(found, unwritten=False)
+            self.marks[key] = replace(mark, unwritten=False)
             return
-        events = before.events | found.events
-        depending = [one for one in (before, found) if one.values is not None]
+        events = before.events | mark.events
+        depending = [one for one in (before, mark) if one.values is not None]
         values = [one.values for one in depending if one.values is not None]
         if len(values) == 1:
             values = [ANY]  # and constants beside them
@@ -281,10 +281,10 @@ class _Watcher(TorchDispatchMode):
             return of_number(float(value))
         if not isinstance(value, Tensor):
             return ANY
-        found = self.mark(value)
-        if found.values is None:
-            return ANY if found.unwritten else of_values(value)
-        return found.values
+        mark = self.mark(value)
+        if mark.values is None:
+            return ANY if mark.unwritten else of_values(value)
+        return mark.values
 
     def _event(self, broken: Break) -> frozenset[Event]:
         path, owner, codes = self._place()

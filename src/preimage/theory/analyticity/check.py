@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from preimage.collisions.structure import absolute_positions, linear_biases
+from preimage.collisions import absolute_positions, linear_biases
 from preimage.distances import equal_row_groups, same_rows
 from preimage.layers import Layer
 from preimage.models import LanguageModel
-from preimage.prompts.tokens import window_bos
+from preimage.prompts import window_bos
 from preimage.theory.analyticity.branches import other_lengths
 from preimage.theory.analyticity.marks import Event, Trace
 from preimage.theory.analyticity.rules import (
@@ -27,7 +27,7 @@ from preimage.theory.analyticity.rules import (
     ROUTING,
     Break,
 )
-from preimage.theory.analyticity.tracing import watching
+from preimage.theory.analyticity.watcher import watching
 from preimage.theory.result import TheoryReport, Verdict
 
 _NOT_SHOWN = (
@@ -58,7 +58,12 @@ def check_analyticity(model: LanguageModel) -> TheoryReport:
     Two passes of the very module that was given are followed from the parameters to every F^l, operation by
     operation: whatever a hook, a replaced part or a function of somebody's own does is seen as it runs. The
     language model head is not run. Beside it stands what decides which prompts must collide: positions, the
-    tokenizer's BOS, equal embedding rows and sliding windows.
+    tokenizer's BOS, equal embedding rows and sliding windows. Cost: two passes, each operation looked at.
+
+    >>> from preimage.models import new_model
+    >>> model = new_model("llama", (8, 1, 2), vocabulary=16, max_length=8, device="cpu")
+    >>> check_analyticity(model).holds
+    True
     """
     length = _longer(model)
     trace, events = _followed(model)
@@ -102,8 +107,8 @@ def _longer(model: LanguageModel) -> int:
 def _followed(model: LanguageModel) -> tuple[Trace, list[Event]]:
     """Both passes, and everything that is not analytic in them, in the order of the modules' paths."""
     trace = _trace(model, sorted({1, _longer(model)}))
-    found = trace.reached | set(_quantised_modules(model))
-    return trace, sorted(found, key=lambda one: (one.path, one.broken.reason))
+    events = trace.reached | set(_quantised_modules(model))
+    return trace, sorted(events, key=lambda one: (one.path, one.broken.reason))
 
 
 def _trace(model: LanguageModel, lengths: Sequence[int]) -> Trace:
@@ -135,15 +140,15 @@ def _quantised_modules(model: LanguageModel) -> Iterator[Event]:
         if module not in used:
             continue
         kind = type(module)
-        found = []
+        grids = []
         if not kind.__module__.startswith("torch.nn.modules") and _QUANTISERS.search(kind.__name__):
-            found.append(kind.__name__)
+            grids.append(kind.__name__)
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             narrow = not tensor.is_floating_point() or tensor.dtype.itemsize < 2
             if _GRIDS.search(type(tensor).__module__) or (narrow and isinstance(tensor, nn.Parameter)):
-                found.append(f"{name} is a {type(tensor).__name__} of {tensor.dtype}")
-        if found:
-            reason = f"{', '.join(found)}: weights on a grid have no density"
+                grids.append(f"{name} is a {type(tensor).__name__} of {tensor.dtype}")
+        if grids:
+            reason = f"{', '.join(grids)}: weights on a grid have no density"
             yield Event(path, kind.__name__, Break(QUANTISED, False, reason))
 
 
@@ -167,43 +172,31 @@ def _verdict(name: str, statement: str, events: Sequence[Event], unread: bool, n
 
 
 def _modules(trace: Trace, events: Sequence[Event]) -> list[dict[str, Any]]:
-    """What each module computed itself from its parameters, the same place of several blocks on one row."""
+    """What each module computed itself from its parameters."""
     answers: dict[str, bool | None] = {}
     for one in events:
         answers[one.path] = False if answers.get(one.path) is False else one.broken.analytic
-    groups: dict[tuple[str, str, str, bool | None], list[str]] = {}
-    for path, names in trace.operations.items():
-        key = (_starred(path), trace.owners[path], ", ".join(sorted(names)), answers.get(path, True))
-        groups.setdefault(key, []).append(path)
-    return [
-        {
-            "path": starred,
-            "class": owner,
-            "operations": names,
-            "analytic": _WORDS[analytic],
-            "count": len(paths),
-            "first": paths[0],
-        }
-        for (starred, owner, names, analytic), paths in groups.items()
-    ]
+    rows = (
+        (path, trace.owners[path], ", ".join(sorted(names)), _WORDS[answers.get(path, True)])
+        for path, names in trace.operations.items()
+    )
+    return _by_place(("class", "operations", "analytic"), rows)
 
 
 def _breaks(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """One row for the same break at the same place of several blocks."""
-    groups: dict[tuple[str, str, Break], list[str]] = {}
-    for one in events:
-        groups.setdefault((_starred(one.path), one.owner, one.broken), []).append(one.path)
+    """What is not analytic, and where."""
+    rows = ((e.path, e.owner, e.broken.kind, _WORDS[e.broken.analytic], e.broken.reason) for e in events)
+    return _by_place(("class", "kind", "analytic", "reason"), rows)
+
+
+def _by_place(columns: Sequence[str], rows: Iterable[tuple[str, ...]]) -> list[dict[str, Any]]:
+    """A path and its columns; what is the same at the same place of several blocks is one row."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for path, *values in rows:
+        groups.setdefault((_starred(path), *values), []).append(path)
     return [
-        {
-            "path": starred,
-            "class": owner,
-            "kind": broken.kind,
-            "analytic": _WORDS[broken.analytic],
-            "reason": broken.reason,
-            "count": len(paths),
-            "first": paths[0],
-        }
-        for (starred, owner, broken), paths in groups.items()
+        {**dict(zip(("path", *columns), key, strict=True)), "count": len(paths), "first": paths[0]}
+        for key, paths in groups.items()
     ]
 
 
@@ -224,17 +217,17 @@ def _structure(model: LanguageModel, groups: Sequence[Sequence[int]]) -> list[di
 
 def positional_scheme(model: LanguageModel) -> str:
     """How a model knows where a token stands, "none detected" where nothing says so."""
-    found, inside = [], list(model.anatomy.backbone.modules())
+    schemes, inside = [], list(model.anatomy.backbone.modules())
     if absolute_positions(model):
         learned = any(
             isinstance(part, nn.Embedding) and part is not model.anatomy.embedding for part in inside
         )
-        found.append("learned" if learned else "absolute")
+        schemes.append("learned" if learned else "absolute")
     if any("rotary" in type(part).__name__.lower() or getattr(part, "rotary_dim", None) for part in inside):
-        found.append("rotary")
+        schemes.append("rotary")
     if linear_biases(model):
-        found.append("ALiBi")
-    return " and ".join(found) or "none detected"
+        schemes.append("ALiBi")
+    return " and ".join(schemes) or "none detected"
 
 
 def _bos_habit(model: LanguageModel) -> str:

@@ -19,8 +19,7 @@ from torch import Tensor
 from preimage.distances import norms, row_distances
 from preimage.errors import ModelError, OptionError, PromptError
 from preimage.layers import parse_layer
-from preimage.models import LanguageModel
-from preimage.models.float64 import DoubleModel, double_copy
+from preimage.models import DoubleModel, LanguageModel, double_copy
 from preimage.progress import Progress, silent
 from preimage.states import encode_all
 from preimage.theory.discriminant.movement import Movement
@@ -32,7 +31,9 @@ _CUT = 1e-12  # eigenvalues of J J^T below this share of the largest are directi
 _OUTSIDE = 1e-3  # the share of g that may lie outside the range of J
 _JACOBIANS = 20  # at most
 _SERVES = 0.7  # J serves while a step leaves less of g than this share
+_STALLED = 0.99  # a new J that leaves more of g than this share is the last
 _SHORTEST = 1e-3  # fraction of a step that is tried
+_ENOUGH = 0.3  # a fraction of a step has to take away this much of what it would if g were linear
 Prompt: TypeAlias = str | Sequence[int]
 
 
@@ -63,41 +64,46 @@ def distance_to_collision(
 ) -> TheoryReport:
     """How far the model is from one in which two prompts collide at a layer, to first order and truly.
 
-    At "final" two states collide where they do at L. ``learning_rate`` sets the yardstick: the norm
-    eta sqrt(p) of AdamW's first step over p parameters.
-    ``only``: a regular expression for the names of those that may move; all that matter by default. Runs on a
-    float64 copy, float64 throughout; the model is not changed. Memory: the model twice in float64, and J with
-    d_model rows.
+    ``first``, ``second``: a text or token ids each. ``layer``: 0..L; at "final" two states collide where they
+    do at L. ``learning_rate`` sets the yardstick: the norm eta sqrt(p) of AdamW's first step over p
+    parameters. ``only``: a regular expression for the names of those that may move; all that matter by
+    default. Runs on a float64 copy, float64 throughout; the model is not changed. Memory: the model twice in
+    float64, and J with d_model rows.
+
+    >>> from preimage.models import new_model
+    >>> model = new_model("llama", (8, 1, 2), vocabulary=16, max_length=8, device="cpu")
+    >>> report = distance_to_collision(model, [1, 2], [3, 4], layer=1)
+    >>> report.tables["distance"][0]["distance"] > 0, [verdict.id for verdict in report.refuted]
+    (True, [])
     """
     ids, wanted = _pair(model, first, second, bos), _block(model, layer)
     if not learning_rate > 0:
         raise OptionError(f"learning_rate is {learning_rate}.", "Give a number above 0.")
-    found = _approach(model, ids, wanted, only, progress)
-    layers = _layers_below(model, found.model, ids, wanted)
-    step = learning_rate * math.sqrt(found.parameters)
+    approach = _approach(model, ids, wanted, only, progress)
+    layers = _layers_below(model, approach.model, ids, wanted)
+    step = learning_rate * math.sqrt(approach.parameters)
     subject = {
         "model": model.identity.to_dict(),
         "first": list(ids[0]),
         "second": list(ids[1]),
         "layer": wanted,
         "only": only,
-        "parameters": found.parameters,
+        "parameters": approach.parameters,
         "learning_rate": learning_rate,
     }
     numbers = {
-        "first_order": found.first_order,
-        "distance": found.distance,
-        "relative": found.distance / found.norm,
-        "parameter_norm": found.norm,
+        "first_order": approach.first_order,
+        "distance": approach.distance,
+        "relative": approach.distance / approach.norm,
+        "parameter_norm": approach.norm,
         "optimiser_step": step,
-        "optimiser_steps": found.distance / step,
-        "residual_before": found.before,
-        "residual_after": found.after,
+        "optimiser_steps": approach.distance / step,
+        "residual_before": approach.before,
+        "residual_after": approach.after,
     }
-    merged = _merged(found.model, ids)
-    tables = {"distance": [numbers], "newton": found.steps, "layers": layers, "merged": merged}
-    verdicts = (_apart(found), _reached(found), _below(layers, merged), _beyond_a_step(found, step))
-    return TheoryReport("discriminant", subject, verdicts, tables)
+    merged = _merged(approach.model, ids)
+    tables = {"distance": [numbers], "newton": approach.steps, "layers": layers, "merged": merged}
+    return TheoryReport("discriminant", subject, _verdicts(approach, layers, merged, step), tables)
 
 
 def build_collision(
@@ -113,16 +119,24 @@ def build_collision(
     """A float64 copy of a model, its parameters moved so that two prompts collide at a layer.
 
     The collision is one of the map in float64 throughout, which the copy runs; its module by itself, where
-    the class computes norms in float32, shows it to the rounding of float32.
+    the class computes norms in float32, shows it to the rounding of float32. Arguments and cost are those of
+    :func:`distance_to_collision`; a ModelError says that no collision was reached.
+
+    >>> from preimage.models import new_model
+    >>> model = new_model("llama", (8, 1, 2), vocabulary=16, max_length=8, device="cpu")
+    >>> moved = build_collision(model, [1, 2], [3, 4], layer=1)
+    >>> first, second = moved.states(torch.tensor([[1, 2], [3, 4]]), (1,))[1][:, -1]
+    >>> torch.allclose(first, second, rtol=0, atol=1e-12)
+    True
     """
     ids, wanted = _pair(model, first, second, bos), _block(model, layer)
-    found = _approach(model, ids, wanted, only, progress)
-    if found.after > COLLISION:
+    approach = _approach(model, ids, wanted, only, progress)
+    if approach.after > COLLISION:
         raise ModelError(
-            f"No collision at layer {wanted} was reached: {found.after:.1e} of the norm is left.",
+            f"No collision at layer {wanted} was reached: {approach.after:.1e} of the norm is left.",
             "Give other prompts, another layer, or let more parameters move.",
         )
-    return found.model
+    return approach.model
 
 
 def _block(model: LanguageModel, layer: int | str) -> int:
@@ -131,8 +145,8 @@ def _block(model: LanguageModel, layer: int | str) -> int:
     The other way round its eps keeps states apart that differ in length alone, so little that no float64 step
     would find the way.
     """
-    found = parse_layer(layer, model.n_layers)
-    return model.n_layers if found == "final" else found
+    wanted = parse_layer(layer, model.n_layers)
+    return model.n_layers if wanted == "final" else wanted
 
 
 def _pair(
@@ -164,7 +178,7 @@ def _approach(
             previous, after = after, float(norms(value)) / movement.state_norm
             if attempt == 0:
                 before, names = after, movement.names
-            if attempt == _JACOBIANS or after <= COLLISION / 10 or (attempt and after > 0.99 * previous):
+            if attempt == _JACOBIANS or after <= COLLISION / 10 or (attempt and after > _STALLED * previous):
                 break
             shortest = _Shortest(movement.jacobian())
             if attempt == 0:
@@ -220,23 +234,33 @@ def _steps(
 ) -> Float[Tensor, " m"]:
     """Steps with one J until g is at rounding level or J serves no longer; the move they add up to."""
     move = torch.zeros(movement.size, dtype=value.dtype, device=value.device)
-    size, shrunk = float(norms(value)), 0.0
-    while shrunk < _SERVES and size > _ROUNDING * movement.state_norm:
-        step, fraction = shortest.step(value), 1.0
-        while True:
-            with torch.no_grad():
-                tried = movement.difference(move + fraction * step)
-            left = float(norms(tried))
-            if left < (1 - 0.3 * fraction) * size or shrunk or fraction < _SHORTEST:
-                break  # with a new J a step that does not help enough is too long
-            fraction /= 2
+    size, share = float(norms(value)), 0.0  # |g|, and what the last step left of it
+    while share < _SERVES and size > _ROUNDING * movement.state_norm:
+        step, new = shortest.step(value), share == 0
+        fraction, value = _fraction(movement, move, step, size, halve=new)
+        left = float(norms(value))
         if left >= size:
             break
-        move, value, shrunk, size = move + fraction * step, tried, left / size, left
-        length, left = fraction * float(norms(step)), size / movement.state_norm
-        rows.append({"step": len(rows) + 1, "rank": shortest.rank, "residual": left, "length": length})
-        progress(len(rows), 0, f"Newton steps, {left:.1e} of the norm left")
+        move, share, size = move + fraction * step, left / size, left
+        residual = size / movement.state_norm
+        length = fraction * float(norms(step))
+        rows.append({"step": len(rows) + 1, "rank": shortest.rank, "residual": residual, "length": length})
+        progress(len(rows), 0, f"Newton steps, {residual:.1e} of the norm left")
     return move
+
+
+def _fraction(
+    movement: Movement, move: Float[Tensor, " m"], step: Float[Tensor, " m"], size: float, *, halve: bool
+) -> tuple[float, Float[Tensor, " d"]]:
+    """How much of a step to take, and g after it. ``halve``: until it helps enough, as a new J's must."""
+    fraction = 1.0
+    while True:
+        with torch.no_grad():
+            value = movement.difference(move + fraction * step)
+        helps = float(norms(value)) < (1 - _ENOUGH * fraction) * size
+        if helps or not halve or fraction < _SHORTEST:
+            return fraction, value
+        fraction /= 2
 
 
 def _layers_below(
@@ -244,35 +268,12 @@ def _layers_below(
 ) -> list[dict[str, Any]]:
     """The pair's distance at the layer and at every one below, by the norm, before and after."""
     layers = tuple(range(layer + 1))
-    found: list[dict[int, float]] = []
+    distances: list[dict[int, float]] = []
     for each in (double_copy(model), moved):
         first, second = (each.states(torch.tensor([prompt]), layers) for prompt in ids)
         last = {k: torch.stack([first[k][0, -1], second[k][0, -1]]) for k in layers}
-        found.append({k: float(row_distances(*pair) / norms(pair).max()) for k, pair in last.items()})
-    return [{"layer": k, "before": found[0][k], "after": found[1][k]} for k in layers]
-
-
-def _apart(found: _Approach) -> Verdict:
-    return Verdict(
-        id="discriminant.apart",
-        statement="The two prompts are apart at this layer.",
-        holds=found.before > COLLISION,
-        value=found.before,
-        tolerance=COLLISION,
-        not_shown="Other pairs of prompts.",
-    )
-
-
-def _reached(found: _Approach) -> Verdict:
-    return Verdict(
-        id="discriminant.reached",
-        statement="Newton's steps reach parameters at which the two prompts collide at this layer.",
-        holds=found.after <= COLLISION,
-        value=found.after,
-        tolerance=COLLISION,
-        not_shown="That no collision is nearer: the distance reached is an upper bound. Not reached is not"
-        " that there is none.",
-    )
+        distances.append({k: float(row_distances(*pair) / norms(pair).max()) for k, pair in last.items()})
+    return [{"layer": k, "before": distances[0][k], "after": distances[1][k]} for k in layers]
 
 
 def _merged(model: LanguageModel, ids: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
@@ -280,41 +281,61 @@ def _merged(model: LanguageModel, ids: Sequence[Sequence[int]]) -> list[dict[str
     tokens = sorted({token for prompt in ids for token in prompt})
     rows = model.embedding_table[tokens].double()
     lengths = norms(rows).clamp_min(torch.finfo(rows.dtype).tiny)
-    found = []
+    merged = []
     for first, second in combinations(range(len(tokens)), 2):
         away = float(
             row_distances(rows[first], rows[second]) / torch.maximum(lengths[first], lengths[second])
         )
         if away <= COLLISION:
-            found.append({"first": tokens[first], "second": tokens[second], "distance": away})
-    return found
+            merged.append({"first": tokens[first], "second": tokens[second], "distance": away})
+    return merged
 
 
-def _below(layers: Sequence[dict[str, Any]], merged: Sequence[dict[str, Any]]) -> Verdict:
-    """The theory allows either: parameters with two equal embeddings are a collision like any other."""
-    pairs = " and ".join(f"{row['first']} = {row['second']}" for row in merged)
-    equal = f" This collision makes embeddings equal, of tokens {pairs}: a legitimate one." if merged else ""
+def _verdicts(
+    approach: _Approach, layers: Sequence[dict[str, Any]], merged: Sequence[dict[str, Any]], step: float
+) -> tuple[Verdict, ...]:
+    """What the theory allows either way is descriptive: equal embeddings are a collision like any other."""
+    reached = approach.after <= COLLISION
     told = [row["after"] for row in layers[:-1] if row["before"] > COLLISION]
-    return Verdict(
-        id="discriminant.earlier_layers_apart",
-        statement="Every earlier layer that told the two prompts apart still does there.",
-        holds=min(told) > COLLISION if told else None,
-        value=min(told, default=None),
-        tolerance=COLLISION,
-        not_shown="Layers above this one, which a collision may reach." + equal,
-        descriptive=True,
-    )
-
-
-def _beyond_a_step(found: _Approach, step: float) -> Verdict:
-    reached = found.after <= COLLISION
-    return Verdict(
-        id="discriminant.beyond_a_step",
-        statement="The collision reached is farther away than one AdamW step moves the parameters.",
-        holds=found.distance > step if reached else None,
-        value=found.distance if reached else None,
-        tolerance=step,
-        not_shown="That training would go there: a step's direction is the loss's, and the collisions of one"
-        " pair have as many codimensions as the state has numbers.",
-        descriptive=True,
+    above = "Layers above this one, which a collision may reach."
+    if merged:
+        pairs = " and ".join(f"{row['first']} = {row['second']}" for row in merged)
+        above += f" This collision makes embeddings equal, of tokens {pairs}: a legitimate one."
+    return (
+        Verdict(
+            "discriminant.apart",
+            "The two prompts are apart at this layer.",
+            approach.before > COLLISION,
+            approach.before,
+            COLLISION,
+            "Other pairs of prompts.",
+        ),
+        Verdict(
+            "discriminant.reached",
+            "Newton's steps reach parameters at which the two prompts collide at this layer.",
+            reached,
+            approach.after,
+            COLLISION,
+            "That no collision is nearer: the distance reached is an upper bound. Not reached is not that"
+            " there is none.",
+        ),
+        Verdict(
+            "discriminant.earlier_layers_apart",
+            "Every earlier layer that told the two prompts apart still does there.",
+            min(told) > COLLISION if told else None,
+            min(told, default=None),
+            COLLISION,
+            above,
+            descriptive=True,
+        ),
+        Verdict(
+            "discriminant.beyond_a_step",
+            "The collision reached is farther away than one AdamW step moves the parameters.",
+            approach.distance > step if reached else None,
+            approach.distance if reached else None,
+            step,
+            "That training would go there: a step's direction is the loss's, and the collisions of one pair"
+            " have as many codimensions as the state has numbers.",
+            descriptive=True,
+        ),
     )

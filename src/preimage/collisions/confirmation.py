@@ -1,9 +1,9 @@
-"""Structure that is shown, not assumed.
+"""Structure that is confirmed, not assumed.
 
 ``structure`` says which prompts may have to collide. Here each of them is run at random float64 parameters
 of the very module, hooks and replaced parts included: only prompts that no draw tells apart are the same for
 structural reasons. An attention sink, a recurrent part, a hook that knows positions or a table of positions
-separates them, and then what the given weights put at the noise floor is a collision of these weights, which
+separates them, and then what the given weights put within noise is a collision of these weights, which
 nothing excuses.
 
 Where there are more such prompts than may be run, the shortest and the longest of each class come first, and
@@ -26,8 +26,7 @@ from preimage.collisions.rounding import last_states, most_terms, rounding_bound
 from preimage.collisions.structure import UNEXPLAINED, Structure, measured_reach
 from preimage.distances import norms, row_distances
 from preimage.layers import Layer
-from preimage.models import LanguageModel
-from preimage.models.block_draws import draw_by_block, release
+from preimage.models import LanguageModel, draw_by_block, release
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ Classes = dict[Layer, list[list[Ids]]]
 Labels = dict[Layer, dict[Ids, Hashable]]
 
 
-class ShownStructure:
+class ConfirmedStructure:
     """What a model cannot tell apart among the prompts of one search, whatever its weights.
 
     Nothing is drawn before the first question about a layer at which prompts may have to collide; then two
@@ -103,8 +102,8 @@ class ShownStructure:
         groups: dict[Hashable, list[Ids]] = {}
         for ids in self._prompts:
             groups.setdefault(self._structure.key(ids, layer), []).append(ids)
-        found = [sorted(group, key=len) for group in groups.values() if len(group) > 1]
-        return [[group[0], group[-1], *group[1:-1]] for group in found]
+        shared = [sorted(group, key=len) for group in groups.values() if len(group) > 1]
+        return [[group[0], group[-1], *group[1:-1]] for group in shared]
 
     def _affordable(self, classes: Classes) -> list[Ids]:
         """Which of them to run, the first of every class before the second of any."""
@@ -169,19 +168,19 @@ class ShownStructure:
                 if ids in run:
                     family = self._structure.name(group[0], ids, layer)
                     answers.setdefault(family, set()).add(run[ids] == run[group[0]])
-        found: dict[Ids, Hashable] = dict(run)
+        labels: dict[Ids, Hashable] = dict(run)
         for group in groups:
             for ids in group[1:]:
                 if ids not in run:
                     shown = answers.get(self._structure.name(group[0], ids, layer)) == {True}
-                    found[ids] = run.get(group[0]) if shown else ids
-        return found
+                    labels[ids] = run.get(group[0]) if shown else ids
+        return labels
 
 
 def _clusters(states: Float[Tensor, "prompt d_model"], bound: float) -> list[int]:
     """States that rounding alone may have put apart share a number."""
     firsts: list[int] = []
-    found = []
+    numbers = []
     sizes = norms(states)
     for row, state in enumerate(states):
         near = torch.tensor([], dtype=torch.bool)
@@ -190,5 +189,5 @@ def _clusters(states: Float[Tensor, "prompt d_model"], bound: float) -> list[int
         number = int(near.nonzero()[0]) if bool(near.any()) else len(firsts)
         if number == len(firsts):
             firsts.append(row)
-        found.append(number)
-    return found
+        numbers.append(number)
+    return numbers

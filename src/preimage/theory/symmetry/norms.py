@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from preimage.errors import ModelError
-from preimage.models.language_model import LanguageModel
+from preimage.models import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Wiring:
+class ObservedPass:
     """What every norm gave out and every module was given in one pass."""
 
     norms: dict[nn.Module, Tensor]
@@ -53,15 +53,15 @@ class Wiring:
         return read is not None and (read.data_ptr(), read.numel()) == (given.data_ptr(), given.numel())
 
 
-def trace(model: LanguageModel) -> Wiring:
+def observe_pass(model: LanguageModel) -> ObservedPass:
     """Run two tokens and keep what passes into and out of the modules of every block."""
-    wiring = Wiring({}, {})
+    observed = ObservedPass({}, {})
 
     def keep(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if args and isinstance(args[0], Tensor):
-            wiring.inputs[module] = args[0]
+            observed.inputs[module] = args[0]
         if "norm" in type(module).__name__.lower() and isinstance(output, Tensor):
-            wiring.norms[module] = output
+            observed.norms[module] = output
 
     parts = [part for block in model.anatomy.blocks for part in block.modules()]
     handles = [part.register_forward_hook(keep) for part in parts]
@@ -70,7 +70,7 @@ def trace(model: LanguageModel) -> Wiring:
     finally:
         for handle in handles:
             handle.remove()
-    return wiring
+    return observed
 
 
 def norm_of(module: nn.Module, name: str) -> Norm:
