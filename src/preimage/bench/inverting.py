@@ -119,7 +119,7 @@ def _layer(
         "misses": sum(row["misses"] for row in rows),
         "setup_seconds": setup,
         "seconds": statistics.median(row["seconds"] for row in rows),
-        "forward_tokens_a_token": statistics.median(r["forward_tokens"] for r in rows) / len(prompts[0]),
+        "forward_tokens_per_token": statistics.median(r["forward_tokens"] for r in rows) / len(prompts[0]),
         "rows": rows,
     }
 
@@ -158,7 +158,7 @@ def _against_sipit(
         per_token[name] = sum(took for _, took in parts) / verified[name] if verified[name] else None
         statuses[name] = _statuses(found)
     return {
-        "seconds_a_token": per_token,
+        "seconds_per_token": per_token,
         "verified_tokens": verified,
         "tokens": sum(map(len, prompts)),
         "sipit_statuses": statuses,
@@ -238,8 +238,8 @@ def bench_throughput(
             "ratio_to_forward": took / forward,
             "fraction_of_forward": forward / took,
             "misses": sum(map(_misses, found)),
-            "worst_tests_at_a_position": max(position.tests for r in found for position in r.positions),
-            "forward_tokens_a_token": sum(r.forward_tokens for r in found) / sum(map(len, prompts)),
+            "worst_tests_per_position": max(position.tests for r in found for position in r.positions),
+            "forward_tokens_per_token": sum(r.forward_tokens for r in found) / sum(map(len, prompts)),
             "proposer": found[0].proposer,
         }
     return {

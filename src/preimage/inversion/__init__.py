@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from preimage.inversion.options import Method as Method
     from preimage.inversion.result import Inversion as Inversion
     from preimage.inversion.result import Position as Position
-    from preimage.inversion.result import Positions as Positions
     from preimage.inversion.result import Status as Status
+    from preimage.inversion.result import VerifiedPositions as VerifiedPositions
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "inverting": "invert",
         "options": "METHODS InvertOptions Method",
-        "result": "Inversion Position Positions Status",
+        "result": "Inversion Position Status VerifiedPositions",
     },
 )

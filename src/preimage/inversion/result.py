@@ -21,7 +21,7 @@ class Position(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     token_id: int  # the accepted token, or the nearest one where none was accepted
     distance: float
-    tolerance: float
+    radius: float  # the largest accepted distance
     accepted: bool
     runner_up_id: int | None  # nearest other token among those tested
     runner_up_distance: float | None
@@ -30,19 +30,19 @@ class Position(NamedTuple):
     tolerated_noise: float | None = None  # D / 2: a state moved by less is still nearest to its own token's
 
 
-class Positions(Sequence[Position]):
+class VerifiedPositions(Sequence[Position]):
     """The verified positions of a prompt, each made when it is looked at: a batch has very many."""
 
     def __init__(
         self,
         token_ids: Sequence[int],
         distances: Sequence[float],
-        tolerances: Sequence[float],
+        radii: Sequence[float],
         tests: Sequence[int],
         runners_up: Sequence[tuple[int, float]] = (),  # none where none was tested
     ) -> None:
         self.token_ids = tuple(token_ids)
-        self._columns = distances, tolerances, tests
+        self._columns = distances, radii, tests
         self._runners_up = runners_up
 
     def __len__(self) -> int:
@@ -56,9 +56,9 @@ class Positions(Sequence[Position]):
         at = range(len(self))[index]
         if isinstance(at, range):
             return tuple(self[i] for i in at)
-        distance, tolerance, tests = (column[at] for column in self._columns)
+        distance, radius, tests = (column[at] for column in self._columns)
         rival, away = self._runners_up[at] if self._runners_up else (None, None)
-        return Position(at, self.token_ids[at], distance, tolerance, True, rival, away, int(tests))
+        return Position(at, self.token_ids[at], distance, radius, True, rival, away, int(tests))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)

@@ -15,7 +15,7 @@ from torch import Tensor
 from preimage.errors import BundleError, LayerError, StatesError
 from preimage.layers import Layer
 from preimage.models import LanguageModel, tensor_bytes
-from preimage.states.layout import Layout, Positions, group_by_length, tensor_name
+from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
 
 _ROWS = 256  # prompts looked at together
 # The types states are kept in, by the names a manifest has for them.
@@ -82,7 +82,7 @@ class States:
         return self.layout.layers
 
     @property
-    def positions(self) -> Positions:
+    def positions(self) -> KeptPositions:
         """Whether every position of a prompt is kept, or only its last."""
         return self.layout.positions
 

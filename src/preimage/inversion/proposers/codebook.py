@@ -15,13 +15,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from preimage.inversion.proposers.lens import Standardise, window
-from preimage.inversion.proposers.readings import Keys, Part
+from preimage.inversion.proposers.scores import Keys, Part
 from preimage.layers import Layer
 from preimage.models import LanguageModel
 from preimage.prompts import PromptOptions, gather
 
 _LENGTH = 64
-_TOKENS_A_REGRESSOR = 8
+_TOKENS_PER_REGRESSOR = 8
 _MOST_TOKENS = 2**17
 _RIDGE = (1e-2, 1e-3)  # of sinks, which are fewer, and of all others
 _SHRINKAGE = 0.02  # of the noise's covariance towards a multiple of the identity
@@ -45,15 +45,15 @@ class Codebook(nn.Module):
         self, model: LanguageModel, layer: Layer, features: Float[Tensor, "vocabulary d_features"]
     ) -> None:
         """Run the sample through the model and solve for both kinds of positions."""
-        tokens = min(_TOKENS_A_REGRESSOR * (features.shape[1] + 2 * model.d_model), _MOST_TOKENS)
+        tokens = min(_TOKENS_PER_REGRESSOR * (features.shape[1] + 2 * model.d_model), _MOST_TOKENS)
         windows = sample(model, max(8, tokens // _LENGTH))
         generator = torch.Generator().manual_seed(1)
         pairs = torch.randint(model.vocab_size, (max(16, tokens // 4), 2), generator=generator)
         prompts = {"windows": windows, "pairs": pairs}
-        found = {k: (ids.to(model.device), _states(model, layer, ids)) for k, ids in prompts.items()}
-        self.standardise.fit(found["windows"][1], found["pairs"][1])
+        sample_of = {k: (ids.to(model.device), _states(model, layer, ids)) for k, ids in prompts.items()}
+        self.standardise.fit(sample_of["windows"][1], sample_of["pairs"][1])
         rows: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {0: [], 1: []}
-        for tokens_in, states in found.values():
+        for tokens_in, states in sample_of.values():
             x, sinks = self.standardise(states), self.standardise.sinks(states)
             around = window(x, 1)
             for kind in (0, 1):
