@@ -45,11 +45,19 @@ class MemoryStore:
 
 
 class States:
-    """States at chosen layers of a set of prompts.
+    """States at chosen layers of a set of prompts, made by :func:`preimage.capture` or :meth:`from_tensor`.
 
     ``token_ids`` is None where they were withheld; ``model`` is the identity of the model that made the
     states, None for tensors that came from elsewhere; ``noise_floor`` maps a layer to the largest relative
-    difference |h - h'| / |h| seen when the same prompts were computed in other shapes.
+    difference |h - h'| / |h| seen when the same prompts were computed in other shapes. Of states on disk only
+    what is asked for is read.
+
+    Example:
+        >>> import torch
+        >>> from preimage import States
+        >>> states = States.from_tensor(torch.randn(2, 5, 16), layer=3)
+        >>> len(states), states.lengths, tuple(states.at(0, 3).shape), tuple(states.last(3).shape)
+        (2, (5, 5), (5, 16), (2, 16))
     """
 
     def __init__(
