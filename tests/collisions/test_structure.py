@@ -43,11 +43,6 @@ PROMPTS = [*(random_ids(9, seed) for seed in range(6)), *FAMILY]
 ABOVE: tuple[Layer, ...] = (1, 2, 3, "final")
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREIMAGE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 def gpt_oss() -> LanguageModel:
     """Every head may look at a learned sink, whose weight falls as a prompt grows."""
     config = t.GptOssConfig(

@@ -8,21 +8,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_prompts import BOS, VOCAB, collect, failure, make_tokenizer, relaxed
-from transformers import PreTrainedTokenizerFast
 
 from preimage.errors import OptionError, PromptError
 from preimage.models.preview import read_preview
 from preimage.prompts import HardPair, hard_pairs
+from support.examples import relaxed
+from support.prompting import BOS, VOCAB, collect
+from support.refusing import refused
 
 ID_KINDS = {"substitution", "swap", "shared suffix", "repetition", "constant"}
 TEXT_KINDS = {"whitespace", "case"}
 SENTENCE = "The import statement, and a café."
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer(bos=True, adds_bos=False)
 
 
 def pairs_of(prompts: Any, tokenizer: Any = None, **given: Any) -> tuple[HardPair, ...]:
@@ -196,9 +192,9 @@ def test_bases_are_spread_over_the_different_prompts():
 
 def test_what_cannot_be_used_is_refused():
     for prompts, word in [([], "no prompts"), ([(1,), ()], "prompt 1"), ([(1,), (VOCAB,)], "prompt 1")]:
-        assert word in failure(PromptError, lambda prompts=prompts: pairs_of(prompts)).message
-    assert "at most 1" in failure(PromptError, lambda: pairs_of([(1, 2)], max_length=1)).message
-    assert "BOS" in failure(PromptError, lambda: pairs_of([(1,)], bos=VOCAB)).message
+        assert word in refused(PromptError, lambda prompts=prompts: pairs_of(prompts)).message
+    assert "at most 1" in refused(PromptError, lambda: pairs_of([(1, 2)], max_length=1)).message
+    assert "BOS" in refused(PromptError, lambda: pairs_of([(1,)], bos=VOCAB)).message
     for wrong in ({"bases": 0}, {"bases": True}, {"seed": -1}):
         [(name, _)] = wrong.items()
         with pytest.raises(OptionError, match=f"{name} is .* allowed"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 import preimage
 from preimage.distances import norms, row_distances
-from preimage.errors import LayerError, ModelError, OptionError, PreimageError, PromptError
+from preimage.errors import LayerError, ModelError, OptionError, PromptError
 from preimage.layers import Layer
 from preimage.models import LanguageModel
 from preimage.models.float64 import double_copy
@@ -20,6 +19,7 @@ from preimage.models.identity import weight_hash
 from preimage.theory.discriminant import movement
 from preimage.theory.discriminant.checking import COLLISION, build_collision, distance_to_collision
 from preimage.theory.result import TheoryReport
+from support.refusing import refused
 from support.tiny import NAMES, VOCABULARY, build, random_ids
 
 ARCHITECTURES = tuple(name for name in NAMES if name != "mixtral")  # its kernels know no float64
@@ -106,13 +106,6 @@ def rounding(model: LanguageModel, value: Tensor, jacobian: Tensor) -> float:
 
 def verdicts(report: TheoryReport) -> list[bool | None]:
     return [verdict.holds for verdict in report.verdicts]
-
-
-def refused(kind: type[PreimageError], action: Callable[[], object]) -> None:
-    with pytest.raises(kind) as caught:
-        action()
-    assert type(caught.value) is kind
-    assert caught.value.hint
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -12,7 +12,7 @@ import transformers as t
 from torch import Tensor
 
 import preimage
-from preimage.errors import ModelError, OptionError, PreimageError, PromptError
+from preimage.errors import ModelError, OptionError, PromptError
 from preimage.models import LanguageModel
 from preimage.models.float64 import double_copy, in_double
 from preimage.models.identity import weight_hash
@@ -23,6 +23,7 @@ from preimage.theory.optimiser.lanczos import top_of_spectrum
 from preimage.theory.optimiser.training_loss import TrainingLoss, jacobian
 from preimage.theory.optimiser.updates import KINDS, Gradient, OptimiserOptions, moments, update
 from preimage.theory.result import TheoryReport
+from support.refusing import refused
 from support.tiny import build, tiny
 
 PROMPTS = [[0, 1, 2, 3, 4, 5], [6, 5, 3, 2, 1, 0], [3, 3, 1, 6]]
@@ -69,13 +70,6 @@ def spectrum(model: LanguageModel) -> Tensor:
 
 def verdicts(report: TheoryReport) -> list[bool | None]:
     return [verdict.holds for verdict in report.verdicts]
-
-
-def refused(kind: type[PreimageError], action: Callable[[], object]) -> None:
-    with pytest.raises(kind) as caught:
-        action()
-    assert type(caught.value) is kind
-    assert caught.value.hint
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])

@@ -10,7 +10,8 @@ import typer
 from preimage.errors import OptionError
 
 if TYPE_CHECKING:
-    from preimage.models import LanguageModel, ModelPreview
+    from preimage.preparation import Preparation
+    from preimage.prompts import PromptSet
 
 _MANY = 2000
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -62,9 +63,9 @@ class PromptChoice:
     seed: int = 0
     bos: bool | None = None
 
-    def token_ids(self, model: LanguageModel | ModelPreview) -> list[tuple[int, ...]]:
-        """Their token ids, checked against the model's vocabulary and context."""
-        from preimage.prompts import PromptOptions, gather
+    def of(self, prepared: Preparation, *, at_least: int = 1) -> PromptSet:
+        """The prompts, gathered for a model; refused where they are fewer than asked for."""
+        from preimage.prompts import PromptOptions
 
         if bool(self.texts) == bool(self.source):
             given = "both" if self.texts else "neither"
@@ -73,12 +74,4 @@ class PromptChoice:
             count=self.count, length=self.length, seed=self.seed, bos=self.bos,
             keep_duplicates=bool(self.texts),
         )  # fmt: skip
-        source = list(self.texts) if self.texts else self.source
-        found = gather(
-            source,  # type: ignore[arg-type]  # one of the two is given
-            model.tokenizer,
-            options,
-            vocab_size=model.vocab_size,
-            max_length=model.max_length,
-        )
-        return list(found)
+        return prepared.prompts(list(self.texts or ()) or str(self.source), options, at_least=at_least)

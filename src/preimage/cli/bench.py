@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from preimage.cli.arguments import Device, Dtype, Json, Model, Proposers, Seed
 from preimage.cli.terminal import print_json, print_lines, progress_bar
 from preimage.storage import SCHEMA
+
+if TYPE_CHECKING:
+    from preimage.models import LanguageModel
 
 Layers = Annotated[str, typer.Option(help="Layers to invert from.")]
 Prose = Annotated[int, typer.Option(help="Prompts of prose.")]
@@ -37,10 +40,9 @@ def capture(
     json: Json = False,
 ) -> None:
     """Capture of all layers against a plain transformers forward pass over the same prompts."""
-    import preimage
     from preimage.bench import bench_capture
 
-    loaded = preimage.load(model, dtype=dtype, device=device)
+    loaded = _load(model, dtype, device)
     with progress_bar() as progress:
         result = bench_capture(
             loaded,
@@ -78,11 +80,9 @@ def inversion(
     json: Json = False,
 ) -> None:
     """Inversion against a plain forward pass and against SIPIT, on the same prompts in one run."""
-    import preimage
     from preimage.bench import BenchPrompts, SipitRuns, bench_inversion
 
-    _check_layers(model, layers)
-    loaded = preimage.load(model, dtype=dtype, device=device)
+    loaded = _load(model, dtype, device, layers)
     with progress_bar() as progress:
         result = bench_inversion(
             loaded, layers, prompts=BenchPrompts(prose, code, random, length, seed), proposers=proposers,
@@ -120,11 +120,9 @@ def throughput(
     json: Json = False,
 ) -> None:
     """Inversion of many prompts at once against batched plain forward passes over them; for a GPU."""
-    import preimage
     from preimage.bench import BenchPrompts, bench_throughput
 
-    _check_layers(model, layers)
-    loaded = preimage.load(model, dtype=dtype, device=device)
+    loaded = _load(model, dtype, device, layers)
     with progress_bar() as progress:
         result = bench_throughput(
             loaded, layers, prompts=BenchPrompts(prose, code, random, length, seed), rounds=rounds,
@@ -183,11 +181,9 @@ def geometry(
     json: Json = False,
 ) -> None:
     """The exact co-Lipschitz constant of all pairs against the margin alone, on the same states."""
-    import preimage
     from preimage.bench import bench_geometry
 
-    _check_layers(model, layers)
-    loaded = preimage.load(model, dtype=dtype, device=device)
+    loaded = _load(model, dtype, device, layers)
     with progress_bar() as progress:
         result = bench_geometry(
             loaded, layers, source=source, count=count, length=length, rounds=rounds, seed=seed,
@@ -209,11 +205,10 @@ def _times(speedup: float | None) -> str:
     return "not comparable (no token verified in time) with" if speedup is None else f"{speedup:.0f} times"
 
 
-def _check_layers(model: str, layers: str) -> None:
-    """Refuse a wrong layer before the weights are read."""
-    from preimage.layers import parse_layers
-    from preimage.models import read_preview
+def _load(model: str, dtype: str, device: str, layers: str = "all") -> LanguageModel:
+    """The model; wrong layers are refused before the weights are read."""
+    from preimage.preparation import Preparation
 
-    known = read_preview(model)
-    if known is not None:
-        parse_layers(layers, known.n_layers)
+    prepared = Preparation(model, dtype=dtype, device=device)
+    prepared.layers(layers)
+    return prepared.model

@@ -54,19 +54,17 @@ def capture(
     if layer is not None or key is not None:
         raise OptionError("--layer and --key go with --from-tensor.", "Use --layers to choose layers.")
     import preimage
-    from preimage.layers import parse_layers
-    from preimage.models import read_preview
+    from preimage.preparation import Preparation
 
     choice = PromptChoice(text, prompts, count, length, seed, bos)
-    known = read_preview(model)
-    if known is not None:  # refuse bad input before the weights are read
-        parse_layers(layers, known.n_layers)
-        choice.token_ids(known)
-    loaded = preimage.load(model, dtype=dtype, device=device)
+    prepared = Preparation(model, dtype=dtype, device=device)
+    prepared.layers(layers)
+    choice.of(prepared)
+    loaded = prepared.model
     with progress_bar() as progress:
         states = preimage.capture(
-            loaded, choice.token_ids(loaded), layers, positions=positions,
-            batch_tokens=batch_tokens, out=out, withhold_ids=withhold_ids, progress=progress,
+            loaded, choice.of(prepared), layers, positions=positions, batch_tokens=batch_tokens, out=out,
+            withhold_ids=withhold_ids, progress=progress,
         )  # fmt: skip
     _report(states, out, json)
 

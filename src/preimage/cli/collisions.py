@@ -61,35 +61,27 @@ def collisions(
     """Compare the last states of many prompts, every pair, at every layer."""
     import preimage
     from preimage.collisions import CollisionOptions
-    from preimage.layers import parse_layers
-    from preimage.models import read_preview
-    from preimage.prompts import PromptOptions
+    from preimage.preparation import Preparation
 
     options = CollisionOptions(tuple(threshold or ()), closest, hard_bases, seed)
     if text and (count or length):
         raise OptionError("--count and --length cut --prompts.", "Leave them out with --text.")
     source, count = many_prompts(text, prompts, count)
     sizes = _lengths(lengths, source, length)
-    choice = PromptChoice(text, source, count, length, seed, bos)
-    known = read_preview(model)
-    if known is not None:  # refuse bad input before the weights are read
-        parse_layers(layers, known.n_layers)
-        windows: list[int | None] = [*sizes] or [length]
-        for size in windows:
-            PromptChoice(text, source, count, size, seed, bos).token_ids(known)
-    loaded = preimage.load(model, dtype=dtype, device=device)
+    choices = {size: PromptChoice(text, source, count, size or length, seed, bos) for size in sizes or [0]}
+    prepared = Preparation(model, dtype=dtype, device=device)
+    prepared.layers(layers)
+    for choice in choices.values():
+        choice.of(prepared)
+    loaded = prepared.model
+    sets = {size: choice.of(prepared) for size, choice in choices.items()}
     with progress_bar() as progress:
         if sizes:
-            from preimage.collisions import sweep_lengths
-
-            assert source is not None
-            wanted = PromptOptions(count=count, seed=seed, bos=bos)
-            audits = sweep_lengths(
-                loaded, source, sizes, layers, prompts=wanted, out=out, progress=progress, options=options
-            )
+            audits = preimage.sweep_lengths(loaded, sets, layers, options=options, out=out, progress=progress)
         else:
-            ids = choice.token_ids(loaded)
-            audit = preimage.find_collisions(loaded, ids, layers, options=options, out=out, progress=progress)
+            audit = preimage.find_collisions(
+                loaded, sets[0], layers, options=options, out=out, progress=progress
+            )
             audits = {0: audit}
     if out is not None:
         for size, audit in audits.items():
@@ -126,7 +118,7 @@ def continuations(
     import preimage
     from preimage.collisions import CollisionOptions
     from preimage.layers import parse_layer
-    from preimage.models import read_preview
+    from preimage.preparation import Preparation
 
     options = CollisionOptions(tuple(threshold or ()), closest, 0, seed)
     if sum(map(bool, (text, audit, prompts))) != 1:
@@ -139,13 +131,12 @@ def continuations(
 
         prefixes = closest_prompts(audit, None, 10 if count is None else count)
     choice = PromptChoice(text, prompts, count, length, seed, bos)
-    known = read_preview(model)
-    if known is not None:
-        parse_layer(layer, known.n_layers)
-        if prefixes is None:
-            choice.token_ids(known)
-    loaded = preimage.load(model, dtype=dtype, device=device)
-    given = choice.token_ids(loaded) if prefixes is None else prefixes
+    prepared = Preparation(model, dtype=dtype, device=device)
+    parse_layer(layer, prepared.known.n_layers)
+    if prefixes is None:
+        choice.of(prepared)
+    loaded = prepared.model
+    given = prefixes or choice.of(prepared)
     with progress_bar() as progress:
         scan = preimage.scan_continuations(loaded, given, layer, options=options, out=out, progress=progress)
     if json:

@@ -29,6 +29,7 @@ from preimage.storage import SCHEMA, read_manifest
 if TYPE_CHECKING:
     from preimage.inversion.result import Inversion
     from preimage.models import LanguageModel
+    from preimage.preparation import Preparation
     from preimage.states import States
 
 
@@ -64,30 +65,36 @@ def invert(
     """Recover prompts from hidden states: of a bundle, or of prompts run for this purpose."""
     import preimage
     from preimage.inversion import InvertOptions
+    from preimage.layers import parse_layer
+    from preimage.preparation import Preparation
+    from preimage.states.bundle import open_bundle
 
     options = InvertOptions(
         method=method, proposers=proposers, prove=prove, seed=seed, tolerance=tolerance,
         max_tests=max_tests, timeout=timeout, published_cost=published_cost,
     )  # fmt: skip
     choice = PromptChoice(text, prompts, count, length, seed, bos)
-    states = None
+    manifest = None
     if bundle is not None:
         if text or prompts:
             raise OptionError("A bundle and prompts were given.", "Give one of them.")
-        read_manifest(bundle)  # what is no bundle is refused before torch is imported
-        states = preimage.open_states(bundle)
-        model = model or (states.model["name"] if states.model else None)
-    name = model or "smollm2"
-    _check_early(name, choice, layer, states)
-    if states is not None and not any_model:
-        _check_checkpoint(name, states)
-    loaded = preimage.load(name, dtype=dtype, device=device)
-    if states is None:
-        states = preimage.capture(
-            loaded, choice.token_ids(loaded), layer if layer else _middle(loaded.n_layers)
-        )
-    elif not any_model:
-        states.require_made_by(loaded)
+        manifest = read_manifest(bundle)
+        model = model or (manifest.get("model") or {}).get("name")
+    prepared = Preparation(model or "smollm2", dtype=dtype, device=device)
+    wanted = None if layer is None else parse_layer(layer, prepared.known.n_layers)
+    if manifest is not None:
+        if not any_model:
+            _check_files(prepared, manifest.get("model") or {})
+        states = open_bundle(Path(bundle or ""), manifest)
+        known = prepared.known
+        states.require_sizes(prepared.name, known.d_model, known.max_length)
+        if not any_model:
+            states.require_made_by(prepared.model)
+    else:
+        choice.of(prepared)
+        at = wanted if wanted is not None else (prepared.known.n_layers + 1) // 2
+        states = preimage.capture(prepared.model, choice.of(prepared), at)
+    loaded = prepared.model
     with progress_bar() as progress:
         found = preimage.invert(loaded, states, layer, options=options, out=out, progress=progress)
     if json:
@@ -103,41 +110,16 @@ def invert(
     return DONE if all(result.status == "recovered" for result in found) else NOT_RECOVERED
 
 
-def _check_checkpoint(name: str, states: States) -> None:
+def _check_files(prepared: Preparation, made_by: dict[str, Any]) -> None:
     """Refuse another model's files before they are loaded; what passes is checked again by its weights."""
-    from preimage.models import locate
-    from preimage.models.identity import checkpoint_hash
-
-    made_by = states.model or {}
-    theirs = made_by.get("checkpoint")
-    ours = checkpoint_hash(locate(name)[0]) if theirs else None
+    theirs = made_by.get("files_hash")
+    ours = prepared.files.hash if theirs and prepared.files else None
     if theirs and ours and theirs != ours:
         raise BundleError(
-            f"These states were made by {made_by['name']} (checkpoint {theirs[:12]}), not by {name} "
-            f"(checkpoint {ours[:12]}).",
+            f"These states were made by {made_by['name']} (files {theirs[:12]}), not by {prepared.name} "
+            f"(files {ours[:12]}).",
             "Use the model that made them, or --any-model to try this one.",
         )
-
-
-def _check_early(name: str, choice: PromptChoice, layer: str | None, states: States | None) -> None:
-    """Refuse bad input before the weights are read."""
-    from preimage.layers import parse_layer
-    from preimage.models import read_preview
-
-    known = read_preview(name)
-    if known is None:
-        return
-    wanted = None if layer is None else parse_layer(layer, known.n_layers)
-    if states is None:
-        choice.token_ids(known)
-        return
-    states.require_sizes(name, known.d_model, known.max_length)
-    if wanted is not None:
-        states.require_finite(wanted)
-
-
-def _middle(n_layers: int) -> str:
-    return str((n_layers + 1) // 2)
 
 
 def _save_figures(found: list[Inversion], model: LanguageModel, out: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,32 +32,17 @@ def train(
     json: Json = False,
 ) -> None:
     """Train a lens for a layer; an interrupted training continues when it is run again."""
-    import preimage
-    from preimage.inversion.proposers.lens_files import default_path, save_lens
+    from preimage.inversion.proposers.lens_files import default_path
     from preimage.layers import parse_layer
-    from preimage.models import read_preview
-    from preimage.training.lenses import (
-        LensOptions,
-        held_out,
-        train_lens,
-        training_text,
-    )  # fmt: skip
+    from preimage.preparation import Preparation
+    from preimage.training import LensOptions, train_lens
 
     options = LensOptions(steps=steps, batch_tokens=batch_tokens, rank=rank, hidden=hidden, seed=seed)
-    known = read_preview(model)
-    if known is not None:  # refuse a wrong layer before the weights are read
-        parse_layer(layer, known.n_layers)
-    loaded = preimage.load(model, dtype=dtype, device=device)
-    at = parse_layer(layer, loaded.n_layers)
-    options = replace(options, length=min(options.length, loaded.max_length or options.length))
-    path = out or default_path(loaded, at)
-    checkpoint = path.with_name(path.name + ".checkpoint")
+    prepared = Preparation(model, dtype=dtype, device=device)
+    at = parse_layer(layer, prepared.known.n_layers)
+    path = out or default_path(prepared.model, at)
     with progress_bar() as progress:
-        text = training_text(loaded, prompts)
-        lens = train_lens(loaded, at, text, options, checkpoint=checkpoint, progress=progress)
-    ranks = held_out(loaded, at, lens)
-    save_lens(lens, path, layer=at, model=loaded, training=options.to_dict() | {"text": prompts}, ranks=ranks)
-    checkpoint.unlink(missing_ok=True)
+        ranks = train_lens(prepared.model, at, prompts, options, out=path, progress=progress).held_out
     document: dict[str, Any] = {"path": str(path), "layer": at, "held_out": ranks}
     if json:
         print_json({"schema": SCHEMA, "command": "lens train", **document})

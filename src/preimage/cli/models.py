@@ -28,14 +28,14 @@ def models(
 
     document: dict[str, Any] = {"schema": SCHEMA, "command": "models"}
     if fetch is not None:
-        path, revision = locate(fetch)
-        document |= {"name": fetch, "path": str(path), "revision": revision}
-        lines = [f"{fetch} is ready in {path}"]
+        files = locate(fetch)
+        document |= {"name": fetch, "path": str(files.path), "revision": files.revision}
+        lines = [f"{fetch} is ready in {files.path}"]
     elif name is not None:
-        locate(name)  # an unknown name is refused before torch is imported
+        files = locate(name)  # an unknown name is refused before torch is imported
         from preimage.models import load
 
-        model = load(name)
+        model = load(files)
         document["model"] = model.identity.to_dict() | {"max_length": model.max_length}
         lines = [f"{key}: {value}" for key, value in document["model"].items()]
     else:

@@ -281,22 +281,18 @@ def _load(
     least: int = 1,
 ) -> tuple[LanguageModel, list[tuple[int, ...]]]:
     """A model and its prompts, ``least`` or more; what is wrong is refused before the weights are read."""
-    import preimage
-    from preimage.layers import parse_layer, parse_layers
-    from preimage.models import read_preview
+    from preimage.layers import parse_layer
+    from preimage.preparation import Preparation
 
-    known = read_preview(model)
-    if known is not None:
-        if layers is not None:
-            parse_layers(layers, known.n_layers)
-        if layer is not None:
-            parse_layer(layer, known.n_layers)
-        if choice is not None:
-            found = len(choice.token_ids(known))
-            if found < least:
-                raise PromptError(f"The prompts are {found}.", f"Give {least} or more.")
-    loaded = preimage.load(model, dtype=dtype, device=device)
-    return loaded, [] if choice is None else choice.token_ids(loaded)
+    prepared = Preparation(model, dtype=dtype, device=device)
+    if layers is not None:
+        prepared.layers(layers)
+    if layer is not None:
+        parse_layer(layer, prepared.known.n_layers)
+    if choice is not None:
+        choice.of(prepared, at_least=least)
+    loaded = prepared.model
+    return loaded, [] if choice is None else list(choice.of(prepared))
 
 
 def _finish(command: str, model: LanguageModel, report: TheoryReport, out: Path | None, json: bool) -> int:

@@ -41,7 +41,7 @@ def trajectory(
     json: Json = False,
 ) -> int:
     """Train a small model from scratch and watch its margins and co-Lipschitz constants as it learns."""
-    from preimage.geometry import TrajectoryOptions
+    from preimage.training import TrajectoryOptions
 
     options = TrajectoryOptions(
         family=family, size=_size(size), steps=steps, batch=batch, window=window,

@@ -2,54 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from preimage.collisions.auditing import find_collisions
+from preimage.collisions.options import CollisionOptions
 from preimage.collisions.result import CollisionAudit
 from preimage.errors import OptionError
-from preimage.layers import LayerSpec, parse_layers
+from preimage.layers import LayerSpec
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
-from preimage.prompts import PromptOptions, gather
+from preimage.prompts import PromptSet
 
 
 def sweep_lengths(
     model: LanguageModel,
-    source: str,
-    lengths: Sequence[int],
+    prompts: Mapping[int, PromptSet],
     layers: LayerSpec = "all",
     *,
-    prompts: PromptOptions | None = None,
+    options: CollisionOptions | None = None,
     out: str | Path | None = None,
     progress: Progress = silent,
-    **changes: Any,
 ) -> dict[int, CollisionAudit]:
     """An audit for each length, over equally many prompts: distances shrink with their number.
 
-    ``source`` is a name that :func:`preimage.prompts.gather` knows, from which windows of each length are
-    cut. With ``out`` each length has its own run folder there.
+    ``prompts``: by their length in tokens. With ``out`` each length has its own run folder there.
     """
-    if not lengths:
-        raise OptionError("No length was given.", "Give at least one.")
-    parse_layers(layers, model.n_layers)
-    limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": model.max_length}
-    options = prompts or PromptOptions()
-    # all are gathered before the first is run: a source too small for one length is refused at once
-    sets = {n: gather(source, model.tokenizer, replace(options, length=n), **limits) for n in lengths}
-    if len({len(found) for found in sets.values()}) > 1:
-        given = ", ".join(f"{len(found)} at {length}" for length, found in sets.items())
+    if len({len(some) for some in prompts.values()}) != 1:
+        given = ", ".join(f"{len(some)} at {length}" for length, some in prompts.items()) or "no"
         raise OptionError(f"The source has {given} prompts.", "Set count to the smallest of these numbers.")
     return {
         length: find_collisions(
-            model,
-            found,
-            layers,
-            out=None if out is None else Path(out) / f"length-{length}",
-            progress=progress,
-            **changes,
+            model, some, layers, options=options,
+            out=None if out is None else Path(out) / f"length-{length}", progress=progress,
         )
-        for length, found in sets.items()
-    }
+        for length, some in prompts.items()
+    }  # fmt: skip

@@ -15,10 +15,14 @@ if TYPE_CHECKING:
     from preimage.models.float64 import double_copy as double_copy
     from preimage.models.float64 import in_double as in_double
     from preimage.models.identity import ModelIdentity as ModelIdentity
-    from preimage.models.identity import checkpoint_hash as checkpoint_hash
+    from preimage.models.identity import hash_files as hash_files
     from preimage.models.identity import tensor_bytes as tensor_bytes
     from preimage.models.language_model import LanguageModel as LanguageModel
     from preimage.models.loading import load as load
+    from preimage.models.locating import DTYPES as DTYPES
+    from preimage.models.locating import ModelFiles as ModelFiles
+    from preimage.models.locating import check_device as check_device
+    from preimage.models.locating import check_dtype as check_dtype
     from preimage.models.locating import locate as locate
     from preimage.models.prefix import Prefix as Prefix
     from preimage.models.preview import ModelPreview as ModelPreview
@@ -36,10 +40,10 @@ __getattr__, __dir__, __all__ = lazy_names(
         "aliases": "ALIASES Alias cache_folder converted_folder ensure_converted",
         "branching": "states_of_branches",
         "float64": "DoubleModel double_copy in_double",
-        "identity": "ModelIdentity checkpoint_hash tensor_bytes",
+        "identity": "ModelIdentity hash_files tensor_bytes",
         "language_model": "LanguageModel",
         "loading": "load",
-        "locating": "locate",
+        "locating": "DTYPES ModelFiles check_device check_dtype locate",
         "prefix": "Prefix",
         "preview": "ModelPreview read_preview",
         "scratch": "FAMILIES SIZES new_model parse_size save_model train_tokenizer",

@@ -31,7 +31,7 @@ class ModelIdentity:
     n_layers: int
     d_model: int
     vocab_size: int
-    checkpoint: str | None = None  # hash of the files it came from, to know a wrong one before loading it
+    files_hash: str | None = None  # of the files it came from, to know a wrong one before loading it
 
     def to_dict(self) -> dict[str, Any]:
         """Plain json types."""
@@ -87,8 +87,8 @@ def fingerprint(module: nn.Module, embedding: nn.Module) -> tuple[object, ...]:
     return (*versions, column, *alterations(module))
 
 
-def checkpoint_hash(folder: Path) -> str | None:
-    """SHA-256 over names, types, shapes and bytes of all tensors; None where there is no such checkpoint."""
+def hash_files(folder: Path) -> str | None:
+    """SHA-256 over names, types, shapes and bytes of all tensors; None where there are none."""
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     if not files:
         return None

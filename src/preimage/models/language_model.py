@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +13,9 @@ from torch import Tensor, nn
 
 from preimage.layers import Layer
 from preimage.models.anatomy import Anatomy, block_input, block_output, discover
-from preimage.models.identity import ModelIdentity, alterations, checkpoint_hash, fingerprint, weight_hash
+from preimage.models.identity import ModelIdentity, alterations, fingerprint, weight_hash
 from preimage.models.lifting import entering
+from preimage.models.locating import ModelFiles
 from preimage.models.prefix import Prefix
 
 
@@ -37,14 +37,14 @@ class LanguageModel:
         *,
         name: str,
         revision: str | None = None,
-        folder: Path | None = None,
+        files: ModelFiles | None = None,
         anatomy: Anatomy | None = None,  # where it is known already
     ) -> None:
         self.module = module.eval()  # dropout would make every pass another map
         self.tokenizer = tokenizer
         self.name = name
         self.revision = revision
-        self._folder = folder
+        self._files = files
         self.anatomy: Anatomy = anatomy or discover(module)
         self.forward_tokens = 0  # token positions run so far, for whoever counts cost
         self._edition, self._fingerprint = 0, fingerprint(module, self.anatomy.embedding)
@@ -112,7 +112,7 @@ class LanguageModel:
         A module that came from elsewhere, or in which something was hooked or replaced, may be another map
         under the same weights.
         """
-        return self._folder is not None and not alterations(self.module)
+        return self._files is not None and not alterations(self.module)
 
     @property
     def edition(self) -> int:
@@ -148,7 +148,7 @@ class LanguageModel:
             n_layers=self.n_layers,
             d_model=self.d_model,
             vocab_size=self.vocab_size,
-            checkpoint=None if self._folder is None else checkpoint_hash(self._folder),
+            files_hash=None if self._files is None else self._files.hash,
         )
 
     def embed(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d_embedding"]:

@@ -9,16 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from preimage.errors import ModelError, OptionError
+from preimage.errors import ModelError
 from preimage.models.language_model import LanguageModel
-from preimage.models.locating import locate
-
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
-_DTYPES |= {"bfloat16": torch.bfloat16, "float16": torch.float16}
+from preimage.models.locating import ModelFiles, check_dtype, locate, unusable_device
 
 
 def load(
-    model: str | os.PathLike[str] | nn.Module | LanguageModel = "smollm2",
+    model: str | os.PathLike[str] | ModelFiles | nn.Module | LanguageModel = "smollm2",
     *,
     dtype: str | torch.dtype = "float32",
     device: str | torch.device = "auto",
@@ -39,20 +36,19 @@ def load(
         name = getattr(config, "name_or_path", "") or type(model).__name__
         return LanguageModel(model, tokenizer, name=str(name), revision=revision)
     torch_dtype, target = parse_dtype(dtype), parse_device(device)
-    name = os.fspath(model)
-    path, revision = locate(name, revision)
-    reader = _from_gguf if path.is_file() else _from_folder
-    module, found = reader(path, torch_dtype)
+    files = model if isinstance(model, ModelFiles) else locate(os.fspath(model), revision)
+    reader = _from_gguf if files.path.is_file() else _from_folder
+    module, own_tokenizer = reader(files.path, torch_dtype)
     module = module.requires_grad_(False).to(target)
-    return LanguageModel(module, tokenizer or found, name=name, revision=revision, folder=path)
+    return LanguageModel(
+        module, tokenizer or own_tokenizer, name=files.name, revision=files.revision, files=files
+    )
 
 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
     """A torch dtype from its name."""
-    known = _DTYPES.get(str(dtype).removeprefix("torch."))
-    if known is None:
-        raise OptionError(f"dtype {str(dtype)!r} is not known.", f"Use one of {', '.join(_DTYPES)}.")
-    return known
+    parsed: torch.dtype = getattr(torch, check_dtype(str(dtype).removeprefix("torch.")))
+    return parsed
 
 
 def parse_device(device: str | torch.device) -> torch.device:
@@ -63,10 +59,7 @@ def parse_device(device: str | torch.device) -> torch.device:
         target = torch.device(device)
         torch.empty(0, device=target)
     except (RuntimeError, AssertionError) as error:
-        raise OptionError(
-            f"Device {str(device)!r} cannot be used here.",
-            "Use auto, cpu, or cuda where there is one.",
-        ) from error
+        raise unusable_device(str(device)) from error
     return target
 
 

@@ -4,30 +4,68 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from preimage.errors import ModelError
+from preimage.errors import ModelError, OptionError
 from preimage.models.aliases import ALIASES, ensure_converted
+from preimage.models.identity import hash_files
 
 log = logging.getLogger(__name__)
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+DTYPES = ("float32", "float64", "bfloat16", "float16")  # that a model is loaded in
 _HUB_SECONDS = 3.0  # an unknown name must fail at once, not after a chain of retries
 
 
-def locate(name: str, revision: str | None = None) -> tuple[Path, str | None]:
-    """The folder or GGUF file behind a model's name, fetched first where it must be, and its revision."""
+@dataclass(frozen=True)
+class ModelFiles:
+    """Where a model's files are: a folder in Hugging Face's layout, or a GGUF file."""
+
+    name: str
+    path: Path
+    revision: str | None
+
+    @cached_property
+    def hash(self) -> str | None:
+        """SHA-256 over the tensors in the files, computed once; None where they are not safetensors."""
+        return hash_files(self.path)
+
+
+def locate(name: str, revision: str | None = None) -> ModelFiles:
+    """The files behind a model's name, fetched first where they must be."""
     if name in ALIASES:
-        return ensure_converted(ALIASES[name]), f"sha256:{ALIASES[name].sha256}"
+        return ModelFiles(name, ensure_converted(ALIASES[name]), f"sha256:{ALIASES[name].sha256}")
     path = Path(name)
     if name.lower().endswith(".gguf"):
         _check_gguf(path)
-        return path, revision
+        return ModelFiles(name, path, revision)
     if not _exists(path):
         path = _hub_folder(name, revision)
         revision = path.name  # snapshots are named by their commit
     _check_folder(path)
-    return path, revision
+    return ModelFiles(name, path, revision)
+
+
+def check_dtype(name: str) -> str:
+    """Refuse a dtype that models are not loaded in."""
+    if name not in DTYPES:
+        raise OptionError(f"dtype {name!r} is not known.", f"Use one of {', '.join(DTYPES)}.")
+    return name
+
+
+def check_device(name: str) -> str:
+    """Refuse what cannot be the name of a device, whatever this machine has."""
+    if not re.fullmatch(r"auto|[a-z]+(:\d+)?", name):
+        raise unusable_device(name)
+    return name
+
+
+def unusable_device(name: str) -> OptionError:
+    """The error for a device that is not here."""
+    return OptionError(f"Device {name!r} cannot be used here.", "Use auto, cpu, or cuda where there is one.")
 
 
 def _exists(path: Path) -> bool:

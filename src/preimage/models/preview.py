@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from preimage.models.locating import locate
+from preimage.models.locating import ModelFiles, locate
 
 _SIZES = {
     "n_layers": ("num_hidden_layers", "n_layer", "num_layers"),
@@ -43,6 +43,12 @@ class BareTokenizer:
         self._tokenizer = Tokenizer.from_file(str(path))
         self.bos_token_id: int | None = self._tokenizer.token_to_id(bos) if bos else None
 
+    def same_as(self, tokenizer: Any) -> bool:
+        """Whether a transformers tokenizer makes the same token ids: its inner one is this, byte for byte."""
+        inner = getattr(tokenizer, "backend_tokenizer", None)
+        bos = getattr(tokenizer, "bos_token_id", None)
+        return inner is not None and bos == self.bos_token_id and inner.to_str() == self._tokenizer.to_str()
+
     def __call__(self, text: str, /, *, add_special_tokens: bool = True) -> Mapping[str, Any]:
         """Token ids of a text."""
         return {"input_ids": self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
@@ -59,9 +65,9 @@ class BareTokenizer:
         return text
 
 
-def read_preview(name: str, revision: str | None = None) -> ModelPreview | None:
-    """Sizes and tokenizer of a named model, or None where only loading it will tell."""
-    folder, _ = locate(name, revision)
+def read_preview(model: str | ModelFiles, revision: str | None = None) -> ModelPreview | None:
+    """Sizes and tokenizer of a model by its name or its files, or None where only loading it will tell."""
+    folder = (locate(model, revision) if isinstance(model, str) else model).path
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config = config.get("text_config", config)

@@ -5,6 +5,7 @@ The manifest is written last and renamed into place, so a folder with a manifest
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from preimage.states.states import DTYPES, States
 from preimage.states.tensor_file import TensorFileReader, TensorFileWriter
 from preimage.storage import MANIFEST, SCHEMA, TENSORS, read_manifest, sha256_file, unusable, write_json
 
-PLAN = "capture.json"  # beside the partial file while a capture is under way
-_OURS = {TENSORS, PLAN}  # and whatever is partial
+UNFINISHED = "capture"  # the run of a capture that is under way, beside the partial file
+_RECORD = "record.jsonl"  # who made the bundle
+_OURS = {TENSORS, UNFINISHED, _RECORD}  # and whatever is partial
 
 
 def save_bundle(states: States, folder: Path, *, withhold_ids: bool = False) -> Path:
@@ -32,7 +34,7 @@ def save_bundle(states: States, folder: Path, *, withhold_ids: bool = False) -> 
                     writer.write(name, row, states.store.rows(name, row, row + 1))
         finally:
             writer.close()
-        finish_bundle(folder, manifest_of(states, withhold_ids=withhold_ids))
+        finish_bundle(folder, states, withhold_ids=withhold_ids)
     except (OSError, UnwritableError) as error:
         partial.unlink(missing_ok=True)
         raise unwritable(folder, error) from error
@@ -55,16 +57,21 @@ def prepare_folder(folder: Path) -> None:
         raise BundleError(f"{folder} holds other files, {others[0]} first.", "Give a new or empty folder.")
 
 
-def finish_bundle(folder: Path, manifest: dict[str, Any]) -> None:
+def finish_bundle(folder: Path, states: States, *, withhold_ids: bool) -> None:
     """Turn a completely filled partial tensor file into a bundle."""
-    partial = folder / (TENSORS + ".partial")
-    manifest["checksums"] = {TENSORS: sha256_file(partial)}
-    manifest["bytes"] = partial.stat().st_size
+    partial, run = folder / (TENSORS + ".partial"), folder / UNFINISHED
+    manifest = _manifest(states, withhold_ids) | {
+        "checksums": {TENSORS: sha256_file(partial)},
+        "bytes": partial.stat().st_size,
+    }
     partial.replace(folder / TENSORS)
+    if not withhold_ids and (run / _RECORD).exists():  # a record has the command, and that may have the text
+        (run / _RECORD).replace(folder / _RECORD)
     write_json(folder / MANIFEST, manifest)
+    shutil.rmtree(run, ignore_errors=True)
 
 
-def manifest_of(states: States, *, withhold_ids: bool) -> dict[str, Any]:
+def _manifest(states: States, withhold_ids: bool) -> dict[str, Any]:
     """Everything about states but the numbers themselves."""
     ids = states.token_ids
     return {
@@ -84,8 +91,11 @@ def manifest_of(states: States, *, withhold_ids: bool) -> dict[str, Any]:
 
 def open_states(path: str | Path, *, verify: bool = True) -> States:
     """Open a bundle without reading it into memory; its checksum is verified unless told not to."""
-    folder = Path(path)
-    manifest = read_manifest(folder)
+    return open_bundle(Path(path), read_manifest(Path(path)), verify=verify)
+
+
+def open_bundle(folder: Path, manifest: dict[str, Any], *, verify: bool = True) -> States:
+    """The same, where the manifest has been read already."""
     try:
         layout = _layout(manifest)
         floor = {_layer(layer): _floor(value) for layer, value in manifest["noise_floor"].items()}

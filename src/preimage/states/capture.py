@@ -5,30 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from preimage.errors import OptionError, PromptError, RunFolderError, UnwritableError
+from preimage.errors import OptionError, PromptError, UnwritableError
 from preimage.layers import LayerSpec, parse_layers
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet, encode
-from preimage.states.bundle import PLAN, finish_bundle, manifest_of, open_states, prepare_folder, unwritable
+from preimage.states.bundle import UNFINISHED, finish_bundle, open_states, prepare_folder, unwritable
 from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
 from preimage.states.noise import noise_floor
-from preimage.states.states import MemoryStore, States
+from preimage.states.states import MemoryStore, States, Store
 from preimage.states.tensor_file import TensorFileReader, TensorFileWriter, file_bytes
-from preimage.storage import MANIFEST, TENSORS, read_json, require_same, write_json
+from preimage.storage import MANIFEST, TENSORS, Run
 
 _MEMORY_BYTES = 2 * 2**30  # more than this goes to disk
 _CUDA_BATCH_TOKENS = 16384
-_SYNC_SECONDS = 2.0
+_KEPT_TOKENS = 4096  # on a CPU about a second: so many tokens, or a batch if it has more, are lost at most
 
 
 def capture(
@@ -38,19 +36,27 @@ def capture(
     *,
     positions: str = "all",  # or "last"
     batch_tokens: int | None = None,
-    bos: bool | None = None,
     out: str | Path | None = None,
     withhold_ids: bool = False,
     progress: Progress = silent,
 ) -> States:
-    """States of every prompt at ``layers``, all layers in one pass a batch.
+    """States of every prompt at ``layers``, all layers in one pass per batch.
 
-    Prompts of equal length share a batch of at most ``batch_tokens`` tokens; nothing is padded. By default
-    a CPU runs prompts one by one, because the bits of a state depend on the batch it was computed in and
-    one by one they are those of ``model(ids)``; CUDA takes 16,384 tokens a batch.
+    ``prompts``: texts, lists of token ids, or a set from :func:`preimage.gather`, which can be told about
+    BOS. ``positions``: every position of a prompt, or its last alone. Prompts of equal length share a batch
+    of at most ``batch_tokens`` tokens; nothing is padded. By default a CPU runs prompts one by one, because
+    the bits of a state depend on the batch it was computed in and one by one they are those of
+    ``model(ids)``; CUDA takes 16,384 tokens per batch.
 
-    With ``out`` the states stream into a bundle there, and calling again after an interruption continues
-    it. Without, they stay in memory, or in a temporary folder where they would exceed 2 GiB.
+    With ``out`` the states stream into a bundle there (without token ids where they are withheld), and
+    calling again after an interruption continues it. Without, they stay in memory, or in a temporary folder
+    where they would exceed 2 GiB. Cost: one forward pass up to the deepest layer.
+
+    >>> import preimage
+    >>> model = preimage.models.new_model("llama", "tiny", vocabulary=300, max_length=32)
+    >>> states = preimage.capture(model, [[5, 6, 7], [8, 9]], layers=[1, "final"])
+    >>> states.at(0, 1).shape, states.last("final").shape
+    (torch.Size([3, 64]), torch.Size([2, 64]))
     """
     if positions not in ("all", "last"):
         raise OptionError(f"positions {positions!r} is not known.", "Use all or last.")
@@ -58,29 +64,18 @@ def capture(
     if batch_tokens is not None and batch_tokens < 1:
         raise OptionError(f"batch_tokens is {batch_tokens}.", "Give at least 1.")
     wanted = parse_layers(layers, model.n_layers)
-    ids = encode_all(model, prompts, bos)
+    ids = encode_all(model, prompts)
     layout = Layout(group_by_length([len(row) for row in ids]), wanted, kept, model.d_model)
     if batch_tokens is None:
         batch_tokens = 1 if model.device.type == "cpu" else _CUDA_BATCH_TOKENS
-    states = States(
-        layout,
-        MemoryStore({}),
-        token_ids=ids,
-        model=model.identity.to_dict(),
-        noise_floor=noise_floor(model, wanted),
-        dtype=model.dtype,
-    )
+    job = _Capture(model, ids, layout, batch_tokens, progress)
     if out is not None:
-        return _capture_to_disk(model, states, Path(out), batch_tokens, withhold_ids, progress)
-    if layout.elements() * model.dtype.itemsize > _MEMORY_BYTES:
-        temporary = tempfile.TemporaryDirectory(prefix="preimage-")
-        weakref.finalize(states, temporary.cleanup)  # it lives as long as the states do
-        folder = Path(temporary.name) / "bundle"
-        return _capture_to_disk(model, states, folder, batch_tokens, withhold_ids, progress)
-    tensors = {name: torch.empty(s, dtype=model.dtype) for name, s in layout.names().items()}
-    for name, row, part in _batches(model, states, batch_tokens, 0, progress):
-        tensors[name][row : row + len(part)] = part
-    states.store = MemoryStore(tensors)
+        return job.to_bundle(Path(out), withhold_ids)
+    if layout.elements() * model.dtype.itemsize <= _MEMORY_BYTES:
+        return job.to_memory()
+    temporary = tempfile.TemporaryDirectory(prefix="preimage-")
+    states = job.to_bundle(Path(temporary.name) / "bundle", withhold_ids=False)
+    weakref.finalize(states, temporary.cleanup)  # it lives as long as the states do
     return states
 
 
@@ -102,119 +97,126 @@ def encode_all(
     ]
 
 
-def _batches(
-    model: LanguageModel, states: States, batch_tokens: int, done: int, progress: Progress
-) -> Iterator[tuple[str, int, Tensor]]:
-    """(tensor name, first row, rows) for everything after the first ``done`` prompts in layout order."""
-    layout, ids = states.layout, states.token_ids
-    assert ids is not None
-    finished = 0
-    for index, group in enumerate(layout.groups):
-        size = max(1, batch_tokens // group.length)
-        row = min(max(done - finished, 0), len(group.prompts))
-        finished += row
-        while row < len(group.prompts):
-            members = group.prompts[row : row + size]
-            found = model.states(torch.tensor([ids[i] for i in members]), layout.layers)
-            for layer, tensor in found.items():
-                kept = tensor if layout.positions == "all" else tensor[:, -1:]
-                yield tensor_name(layer, index), row, kept.cpu()
-            row += len(members)
-            finished += len(members)
-            progress(finished, layout.count, "prompts captured")
+class _Batch(NamedTuple):
+    """Prompts of one group that share a pass, and the row of the first in the group's tensors."""
+
+    group: int
+    row: int
+    prompts: tuple[int, ...]
 
 
-def _capture_to_disk(
-    model: LanguageModel,
-    states: States,
-    folder: Path,
-    batch_tokens: int,
-    withhold_ids: bool,
-    progress: Progress,
-) -> States:
-    """Stream into a bundle; ``capture.json`` counts the prompts whose states are safely on disk."""
-    finished = _finished(folder, states)
-    if finished is not None:
-        return finished
-    try:
-        _fill(model, states, folder, batch_tokens, progress)
-        finish_bundle(folder, manifest_of(states, withhold_ids=withhold_ids))
-        (folder / PLAN).unlink()
-    except (OSError, UnwritableError) as error:
-        raise unwritable(folder, error) from error
-    states.store = TensorFileReader(folder / TENSORS)
-    return states
+class _Capture:
+    """One capture: which states go where, in the order of the layout."""
 
+    def __init__(
+        self,
+        model: LanguageModel,
+        ids: list[tuple[int, ...]],
+        layout: Layout,
+        batch_tokens: int,
+        progress: Progress,
+    ) -> None:
+        self.model, self.ids, self.layout = model, ids, layout
+        self.batch_tokens, self.progress = batch_tokens, progress
+        # What must be the same for an interrupted capture to be continued; the batch need not be.
+        self.plan = _plan(model.identity.to_dict(), ids, layout)
 
-def _finished(folder: Path, states: States) -> States | None:
-    """The bundle in the folder, if it is the very one asked for; its ids must be in it to know that."""
-    if not (folder / MANIFEST).exists():
-        return None
-    there = open_states(folder)
-    same = there.model is not None and there.token_ids is not None and _plan(there) == _plan(states)
-    return there if same else None
+    def to_memory(self) -> States:
+        """Capture into tensors."""
+        shapes = self.layout.names()
+        store = MemoryStore({name: torch.empty(s, dtype=self.model.dtype) for name, s in shapes.items()})
+        self._fill(Run(self.plan, None), store)
+        return self._states(store)
 
-
-def _fill(model: LanguageModel, states: States, folder: Path, batch_tokens: int, progress: Progress) -> None:
-    """Write every state into the partial file, after those an interrupted capture left there."""
-    plan = _plan(states)
-    done = _resume(folder, plan, file_bytes(states.layout.names(), states.dtype))
-    writer = TensorFileWriter(folder / (TENSORS + ".partial"), states.layout.names(), states.dtype)
-    finished, synced = done, time.monotonic()
-
-    def count(now: int, total: int, note: str) -> None:
-        nonlocal finished
-        finished = now
-        progress(now, total, note)
-
-    per_batch = len(states.layers)
-    try:
-        parts = _batches(model, states, batch_tokens, done, count)
-        for number, (name, row, part) in enumerate(parts, start=1):
-            writer.write(name, row, part)
-            if number % per_batch == 0 and time.monotonic() - synced > _SYNC_SECONDS:
-                writer.sync()
-                _write_plan(folder, plan, finished)
-                synced = time.monotonic()
-    finally:
-        writer.close()
-        _write_plan(folder, plan, finished)
-
-
-def _plan(states: States) -> dict[str, Any]:
-    """What must be the same for an interrupted capture to be continued."""
-    assert states.model is not None
-    return {
-        "model": states.model["weight_hash"],
-        "dtype": states.model["dtype"],
-        "prompts": hashlib.sha256(json.dumps(states.token_ids).encode()).hexdigest(),
-        "layers": list(states.layers),
-        "positions": states.positions,
-    }
-
-
-def _resume(folder: Path, plan: dict[str, Any], size: int) -> int:
-    """Prompts already captured in the folder; refuses a folder that was begun for other work."""
-    path, partial = folder / PLAN, folder / (TENSORS + ".partial")
-    if not path.exists() or (folder / MANIFEST).exists():
+    def to_bundle(self, folder: Path, withhold_ids: bool) -> States:
+        """Capture into a bundle, or finish one that was begun there."""
+        there = self._finished(folder)
+        if there is not None:
+            return there
         prepare_folder(folder)
-        return _begin(partial, plan)
-    saved = read_json(path)
-    try:
-        begun, done = {field: saved["plan"][field] for field in plan}, int(saved["done"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}.", "Give another folder.") from error
-    require_same(folder, begun, plan)
-    whole = partial.is_file() and partial.stat().st_size == size
-    return done if whole else _begin(partial, plan)
+        shapes, dtype = self.layout.names(), self.model.dtype
+        partial = folder / (TENSORS + ".partial")
+        try:
+            run = Run(self.plan, folder / UNFINISHED)
+            if not partial.is_file() or partial.stat().st_size != file_bytes(shapes, dtype):
+                run.forget()  # first: no finished piece may be counted whose rows are not there
+                partial.unlink(missing_ok=True)
+            writer = TensorFileWriter(partial, shapes, dtype)
+            try:
+                self._fill(run, writer)
+            finally:
+                writer.close()
+            states = self._states(TensorFileReader(partial))  # which stays open when the file is renamed
+            finish_bundle(folder, states, withhold_ids=withhold_ids)
+        except (OSError, UnwritableError) as error:
+            raise unwritable(folder, error) from error
+        return states
+
+    def _states(self, store: Store) -> States:
+        return States(
+            self.layout,
+            store,
+            token_ids=self.ids,
+            model=self.model.identity.to_dict(),
+            noise_floor=noise_floor(self.model, self.layout.layers),
+            dtype=self.model.dtype,
+        )
+
+    def _fill(self, run: Run, store: MemoryStore | TensorFileWriter) -> None:
+        """Compute every state that is not there yet. A piece is named by the prompts done with it."""
+        done = max((int(key) for key in run.items), default=0)
+        pieces = self._pieces(done)
+
+        def piece(stop: int) -> None:
+            nonlocal done
+            for batch in pieces[stop]:
+                self._run(batch, store)
+                done += len(batch.prompts)
+                self.progress(done, self.layout.count, "prompts captured")
+            store.sync()
+            run.keep(stop, {})
+
+        run.each(list(pieces), piece)
+
+    def _pieces(self, done: int) -> dict[int, list[_Batch]]:
+        """The batches after the first ``done`` prompts in layout order, by the prompts done with a piece."""
+        pieces: dict[int, list[_Batch]] = {}
+        piece: list[_Batch] = []
+        finished = tokens = 0
+        for index, group in enumerate(self.layout.groups):
+            size = max(1, self.batch_tokens // group.length)
+            row = min(max(done - finished, 0), len(group.prompts))
+            finished += row
+            for start in range(row, len(group.prompts), size):
+                piece.append(_Batch(index, start, group.prompts[start : start + size]))
+                finished += len(piece[-1].prompts)
+                tokens += len(piece[-1].prompts) * group.length
+                if tokens >= _KEPT_TOKENS:
+                    pieces[finished], piece, tokens = piece, [], 0
+        return pieces | ({finished: piece} if piece else {})
+
+    def _run(self, batch: _Batch, store: MemoryStore | TensorFileWriter) -> None:
+        states = self.model.states(torch.tensor([self.ids[i] for i in batch.prompts]), self.layout.layers)
+        for layer, tensor in states.items():
+            kept = tensor if self.layout.positions == "all" else tensor[:, -1:]
+            store.write(tensor_name(layer, batch.group), batch.row, kept.cpu())
+
+    def _finished(self, folder: Path) -> States | None:
+        """The bundle in the folder, if it is the very one asked for; its ids must be in it to know that."""
+        if not (folder / MANIFEST).exists():
+            return None
+        there = open_states(folder)
+        if there.model is None or there.token_ids is None:
+            return None
+        return there if _plan(there.model, there.token_ids, there.layout) == self.plan else None
 
 
-def _begin(partial: Path, plan: dict[str, Any]) -> int:
-    """Forget what was captured, in this order: a plan must never count rows that are not there."""
-    _write_plan(partial.parent, plan, 0)
-    partial.unlink(missing_ok=True)
-    return 0
-
-
-def _write_plan(folder: Path, plan: dict[str, Any], done: int) -> None:
-    write_json(folder / PLAN, {"plan": plan, "done": done})
+def _plan(model: dict[str, Any], ids: Sequence[Sequence[int]], layout: Layout) -> dict[str, Any]:
+    return {
+        "command": "capture",
+        "model": model["weight_hash"],
+        "dtype": model["dtype"],
+        "prompts": hashlib.sha256(json.dumps([list(row) for row in ids]).encode()).hexdigest(),
+        "layers": list(layout.layers),
+        "positions": layout.positions,
+    }

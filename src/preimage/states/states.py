@@ -43,6 +43,13 @@ class MemoryStore:
         """Rows start..stop of a named tensor."""
         return self.tensors[name][start:stop]
 
+    def write(self, name: str, row: int, tensor: Tensor) -> None:
+        """Put rows of a tensor at their place, starting at ``row``."""
+        self.tensors[name][row : row + len(tensor)] = tensor
+
+    def sync(self) -> None:
+        """Nothing to do: memory is all there is."""
+
 
 class States:
     """States at chosen layers of a set of prompts, made by :func:`preimage.capture` or :meth:`from_tensor`.

@@ -78,6 +78,17 @@ class Run:
         self._append(self.path / _ITEMS, {"key": str(key), "item": document})
         self.items[str(key)] = document
 
+    def forget(self) -> None:
+        """Take no piece for finished any more: what they left behind is gone."""
+        self.items.clear()
+        if self.path is not None:
+            (self.path / _ITEMS).unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Remove the folder: what it was kept for is done, and written elsewhere."""
+        if self.path is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+
     def finish(
         self,
         results: Callable[[], Any],

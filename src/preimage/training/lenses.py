@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from preimage.distances import products
 from preimage.errors import OptionError
 from preimage.inversion.proposers.lens import Lens, LensShape, token_features
-from preimage.inversion.proposers.lens_files import load_checkpoint, save_checkpoint
+from preimage.inversion.proposers.lens_files import save_lens
 from preimage.layers import Layer
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, tensor_bytes
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptOptions, documents, gather
+from preimage.storage import Run
+from preimage.training.trainer import Recipe, Trainer, seeded, windows_of
 
 _WEIGHTS = (0.9, 0.1)  # of windows and of prompts of two tokens in the loss
-_CHECKPOINT_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -48,22 +48,67 @@ class LensOptions:
         return asdict(self)
 
 
+class TrainedLens(NamedTuple):
+    """A lens, the shares of held-out tokens by the rank it gives them, and where it was written, if so."""
+
+    lens: Lens
+    held_out: dict[str, dict[str, float]]
+    path: Path | None
+
+
 def train_lens(
+    model: LanguageModel,
+    layer: Layer,
+    text: str | Int[Tensor, " token"] = "default",
+    options: LensOptions | None = None,
+    *,
+    out: str | Path | None = None,
+    progress: Progress = silent,
+) -> TrainedLens:
+    """A lens for one layer, trained on windows of a text and on random tokens, and measured on held-out ones.
+
+    ``text``: token ids; "default" (the training split of the default corpus), "random" (no text at all), or
+    any other source of :func:`preimage.gather`. Runs where the model runs. The states of a batch are computed
+    by the model as the lens is trained, so nothing but one batch is ever in memory. With ``out`` the lens is
+    written to that file; until it is, the training is kept beside it, and calling again continues it.
+    Cost: ``steps`` passes over ``batch_tokens`` tokens, forward through the model and both ways through the
+    lens; about 10 minutes on a GPU, hours on a CPU.
+
+    >>> import preimage
+    >>> model = preimage.models.new_model("llama", "tiny", vocabulary=300, max_length=32)
+    >>> small = preimage.LensOptions(steps=2, batch_tokens=64, length=8, rank=8, hidden=16)
+    >>> preimage.train_lens(model, 1, "random", small).held_out.keys()
+    dict_keys(['random'])
+    """
+    chosen = options or LensOptions()
+    chosen = replace(chosen, length=min(chosen.length, model.max_length or chosen.length))
+    tokens = training_text(model, text) if isinstance(text, str) else text
+    plan = {
+        "command": "lens train",
+        "layer": layer,
+        "model": model.identity.weight_hash,
+        "options": chosen.to_dict(),
+        "text": sha256(tensor_bytes(tokens)).hexdigest(),
+    }
+    path = None if out is None else Path(out)
+    run = Run(plan, path and path.with_name(path.name + ".training"))
+    trained = TrainedLens(_train(model, layer, tokens, chosen, run, progress), {}, path)
+    trained = trained._replace(held_out=held_out(model, layer, trained.lens))
+    if path is not None:
+        about = chosen.to_dict() | {"text": text if isinstance(text, str) else "token ids"}
+        save_lens(trained.lens, path, layer=layer, model=model, training=about, ranks=trained.held_out)
+    run.discard()
+    return trained
+
+
+def _train(
     model: LanguageModel,
     layer: Layer,
     text: Int[Tensor, " token"],
     options: LensOptions,
-    *,
-    checkpoint: Path | None = None,
-    progress: Progress = silent,
+    run: Run,
+    progress: Progress,
 ) -> Lens:
-    """A lens for one layer, trained on windows of ``text`` and on random tokens.
-
-    Runs where the model runs. The states of a batch are computed by the model as it is trained, so nothing
-    but one batch is ever in memory. With ``checkpoint`` the training is saved there from time to time, and
-    calling again with the same options continues it; every step draws from a seed of its own, so a continued
-    training sees the batches an uninterrupted one would have seen.
-    """
     features = token_features(model).clone()
     shape = LensShape(
         model.d_model, model.vocab_size, features.shape[1], options.rank, options.hidden, options.neighbours
@@ -72,26 +117,19 @@ def train_lens(
     lens = Lens(shape).to(model.device)
     windows, pairs = _batch(model, text, options, step=-1)
     lens.standardise.fit(model.states(windows, (layer,))[layer], model.states(pairs, (layer,))[layer])
-    optimiser = _optimiser(lens, options)
-    plan = {"layer": layer, "model": model.identity.weight_hash, "options": options.to_dict()}
-    start = 0 if checkpoint is None else load_checkpoint(checkpoint, lens, optimiser, plan)
-    with products("tf32"):  # on a GPU; what a lens proposes is verified in full precision anyway
-        for step in range(start, options.steps):
-            for group in optimiser.param_groups:
-                group["lr"] = options.learning_rate * _schedule(step, options.steps)
-            keys = lens.keys(features)
-            loss = torch.zeros((), device=model.device)
-            for ids, weight in zip(_batch(model, text, options, step), _WEIGHTS, strict=True):
-                states = model.states(ids, (layer,))[layer].clone()
-                scores = lens(states, keys).flatten(0, 1)
-                loss = loss + weight * nn.functional.cross_entropy(scores, ids.to(scores.device).flatten())
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(lens.parameters(), 1.0)
-            optimiser.step()
-            if checkpoint is not None and (step + 1) % _CHECKPOINT_STEPS == 0:
-                save_checkpoint(checkpoint, lens, optimiser, plan, step + 1)
-            progress(step + 1, options.steps, "lens steps")
+
+    def loss(step: int) -> Float[Tensor, ""]:
+        keys = lens.keys(features)
+        total = torch.zeros((), device=model.device)
+        for ids, weight in zip(_batch(model, text, options, step), _WEIGHTS, strict=True):
+            states = model.states(ids, (layer,))[layer].clone()
+            scores = lens(states, keys).flatten(0, 1)
+            total = total + weight * nn.functional.cross_entropy(scores, ids.to(scores.device).flatten())
+        return total
+
+    # tf32: what a lens proposes is verified in full precision anyway
+    recipe = Recipe(options.steps, options.learning_rate, 0.02, options.weight_decay, (0.9, 0.98), tf32=True)
+    Trainer(lens, loss, recipe, run.place("training.safetensors")).advance(options.steps, progress)
     return lens.eval().requires_grad_(False)
 
 
@@ -152,34 +190,16 @@ def held_out_ranks(
     return torch.cat(ranks)
 
 
-def _schedule(step: int, steps: int) -> float:
-    warm = max(1, min(100, steps // 10))
-    if step < warm:
-        return (step + 1) / warm
-    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
-
-
 def _batch(model: LanguageModel, text: Tensor, options: LensOptions, step: int) -> tuple[Tensor, Tensor]:
     """Windows (half text, half random tokens) and prompts of two tokens, of one step.
 
     The first positions are few of a window's tokens and, as attention sinks, as hard to name as all others
     together, hence the prompts of two tokens.
     """
-    generator = torch.Generator().manual_seed(options.seed * 1_000_003 + step + 1)
+    generator = seeded(options.seed, step + 1)
     rows, length = max(2, options.batch_tokens // options.length), options.length
     windows = torch.randint(model.vocab_size, (rows, length), generator=generator)
     if len(text) > length:
-        starts = torch.randint(len(text) - length, (rows // 2, 1), generator=generator)
-        windows[: rows // 2] = text[starts + torch.arange(length)]
+        windows[: rows // 2] = windows_of(text, rows // 2, length, generator)
     pairs = torch.randint(model.vocab_size, (max(2, options.batch_tokens // 8), 2), generator=generator)
     return windows, pairs
-
-
-def _optimiser(lens: Lens, options: LensOptions) -> torch.optim.AdamW:
-    decayed = [p for p in lens.parameters() if p.ndim > 1]
-    plain = [p for p in lens.parameters() if p.ndim == 1]
-    groups = [
-        {"params": decayed, "weight_decay": options.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.98))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
+from preimage.distances import products
 from preimage.errors import RunFolderError
 from preimage.geometry.measuring import measure_geometry
 from preimage.geometry.options import GeometryOptions
@@ -20,7 +24,7 @@ from preimage.progress import Progress, silent
 from preimage.states import capture
 from preimage.storage import Run, write_text
 from preimage.training.text import TrainingText, prepare_text
-from preimage.training.trainer import Training
+from preimage.training.trainer import Recipe, Trainer, seeded, windows_of
 from preimage.training.trajectory_options import TrajectoryOptions, checkpoint_steps
 from preimage.training.trajectory_result import Checkpoint, Trajectory
 
@@ -41,7 +45,7 @@ def train_trajectory(
 
     Trains on the default corpus, or on ``texts``, one a document, whose last quarter is held out. At every
     checkpoint the weights as they are go over the same probes in float64 from end to end
-    (``models/doubling.py``), so that no margin is rounding.
+    (:mod:`preimage.models.float64`), so that no margin is rounding.
     With ``out`` every checkpoint is kept in that run folder, calling again continues, and the trained model
     is written to ``out``/model, from where ``preimage.load`` opens it.
     """
@@ -81,6 +85,36 @@ def train_trajectory(
         _finish(run.path, model, text)
     run.finish(found.to_dict, {"checkpoints": found.rows}, remove=[_STATE])
     return found
+
+
+class Training(Trainer):
+    """A language model in training on windows from anywhere in a text; there is no dropout."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        text: Int[Tensor, " token"],
+        options: TrajectoryOptions,
+        path: Path | None = None,
+    ) -> None:
+        self.model, self._text, self._options = model, text, options
+        recipe = Recipe(options.steps, options.rate, 0.1, 0.1, (0.9, 0.95), options.tf32)
+        super().__init__(model.module, lambda step: self._mean_loss(self._batch(step)), recipe, path)
+
+    def loss(self, windows: Int[Tensor, "window position"]) -> float:
+        """The mean loss per token on given windows, in nats."""
+        with torch.no_grad(), products("ieee"):
+            parts = [(len(some), float(self._mean_loss(some))) for some in windows.split(self._options.batch)]
+        return math.fsum(count * loss for count, loss in parts) / len(windows)
+
+    def _batch(self, step: int) -> Int[Tensor, "window position"]:
+        options = self._options
+        return windows_of(self._text, options.batch, options.window, seeded(options.seed, step))
+
+    def _mean_loss(self, windows: Int[Tensor, "window position"]) -> Float[Tensor, ""]:
+        ids = windows.to(self.model.device)
+        scores = self.model.module(ids, use_cache=False).logits[:, :-1].float()
+        return nn.functional.cross_entropy(scores.flatten(0, 1), ids[:, 1:].flatten())
 
 
 def _checkpoint(

@@ -16,11 +16,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from preimage.errors import ModelError, RunFolderError
+from preimage.errors import ModelError
 from preimage.inversion.proposers.lens import Lens, LensShape
 from preimage.layers import Layer
 from preimage.models import LanguageModel, cache_folder
-from preimage.storage import SCHEMA, require_same, write_tensors
+from preimage.storage import SCHEMA, write_tensors
 
 _SHIPPED = resources.files("preimage") / "inversion" / "lenses"
 
@@ -136,35 +136,3 @@ def find_lens(model: LanguageModel, layer: Layer) -> LensInfo | None:
 
 def _height(model: LanguageModel, layer: Layer) -> int:
     return model.n_layers + 1 if layer == "final" else layer
-
-
-def save_checkpoint(
-    path: Path, lens: Lens, optimiser: torch.optim.AdamW, plan: dict[str, Any], step: int
-) -> None:
-    """Everything a training needs to go on: weights, moments, step. Written whole or not at all."""
-    tensors = {f"lens.{name}": value for name, value in lens.state_dict().items()}
-    for name, parameter in lens.named_parameters():
-        for kind in ("exp_avg", "exp_avg_sq"):
-            tensors[f"{kind}.{name}"] = optimiser.state[parameter][kind]
-    write_tensors(path, tensors, {"plan": plan, "step": step})
-
-
-def load_checkpoint(path: Path, lens: Lens, optimiser: torch.optim.AdamW, plan: dict[str, Any]) -> int:
-    """Put a saved training back; the step to go on from, 0 where there is none."""
-    if not path.exists():
-        return 0
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads(file.metadata()["about"])
-            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}.", "Remove it to begin again.") from error
-    require_same(path, about["plan"], plan)
-    lens.load_state_dict({name[5:]: v for name, v in stored.items() if name.startswith("lens.")})
-    for name, parameter in lens.named_parameters():
-        optimiser.state[parameter] = {
-            "step": torch.tensor(float(about["step"])),
-            "exp_avg": stored[f"exp_avg.{name}"].to(parameter.device),
-            "exp_avg_sq": stored[f"exp_avg_sq.{name}"].to(parameter.device),
-        }
-    return int(about["step"])

@@ -1,0 +1,66 @@
+"""From the names a command is given to a model and its prompts, each step made once.
+
+What is wrong is refused on what a model's files say of themselves, before torch is imported. Prompts are
+gathered with the tokenizer in those files and kept, with their provenance, while the weights are loaded.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from preimage.errors import PromptError
+from preimage.layers import Layer, LayerSpec, parse_layers
+from preimage.models import check_device, check_dtype, load, locate, read_preview
+from preimage.prompts import PromptOptions, PromptSet, gather
+from preimage.prompts.gathering import Source
+
+if TYPE_CHECKING:
+    from preimage.models import LanguageModel, ModelPreview
+
+
+class Preparation:
+    """One model: located on construction, previewed from its files, loaded when ``model`` is first asked for.
+
+    ``name``: as in :func:`preimage.load`. A model in memory is taken as it is.
+    """
+
+    def __init__(self, model: str | LanguageModel, *, dtype: str = "float32", device: str = "auto") -> None:
+        self._dtype, self._device = check_dtype(dtype), check_device(device)
+        self._gathered: dict[tuple[str, PromptOptions], PromptSet] = {}
+        self.name = model if isinstance(model, str) else model.name
+        self.files = locate(model) if isinstance(model, str) else None
+        self._preview = read_preview(self.files) if self.files is not None else None
+        if not isinstance(model, str):
+            self.model = model
+
+    @property
+    def known(self) -> LanguageModel | ModelPreview:
+        """What says the model's sizes: its files, or itself where they do not tell."""
+        return self._preview or self.model
+
+    @cached_property
+    def model(self) -> LanguageModel:
+        """The model, loaded."""
+        model = load(self.files or self.name, dtype=self._dtype, device=self._device)
+        if self._preview is not None and not self._preview.tokenizer.same_as(model.tokenizer):
+            self._gathered.clear()  # transformers reads the tokenizer's files in another way
+            self._preview = None
+        return model
+
+    def layers(self, layers: LayerSpec) -> tuple[Layer, ...]:
+        """The layers meant, refused where the model does not have them."""
+        return parse_layers(layers, self.known.n_layers)
+
+    def prompts(self, source: Source, options: PromptOptions, *, at_least: int = 1) -> PromptSet:
+        """Prompts for this model, gathered once for a source and its options (:func:`preimage.gather`)."""
+        asked = repr(source), options
+        if asked not in self._gathered:
+            known = self.known
+            self._gathered[asked] = gather(
+                source, known.tokenizer, options, vocab_size=known.vocab_size, max_length=known.max_length
+            )
+        prompts = self._gathered[asked]
+        if len(prompts) < at_least:
+            raise PromptError(f"The source gives {len(prompts)} prompts.", f"Give {at_least} or more.")
+        return prompts

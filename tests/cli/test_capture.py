@@ -1,0 +1,66 @@
+"""``preimage capture``: from prompts or a tensor to a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+import preimage
+from support.commands import WIDTH, Typed
+
+
+def test_capture(document: Any, run: Typed, model: str, tmp_path: Path) -> None:
+    out = tmp_path / "b"
+    texts = ["--text", "the cat", "--text", "a dog"]
+    code, found = document("capture", "--model", model, *texts, "--layers", "1,final", "--out", out)
+    assert code == 0
+    assert (found["schema"], found["command"], found["bundle"]) == ("preimage/1", "capture", str(out))
+    assert (found["prompts"], found["layers"], found["positions"]) == (2, [1, "final"], "all")
+    assert found["noise_floor"].keys() == {"1", "final"}
+    states, loaded = preimage.open_states(out), preimage.load(model)
+    assert found["model"] == states.model == loaded.identity.to_dict()
+    expected = preimage.capture(loaded, ["the cat", "a dog"], [1, "final"])
+    assert states.token_ids == expected.token_ids
+    assert torch.equal(states.last("final"), expected.last("final"))
+    code, found = document("capture", "--model", model, *texts, "--out", out)
+    assert code == 2
+    assert found["error"]["message"] == f"{out} already holds a bundle."
+    code, text, err = run("capture", "--model", model, *texts, "--layers", "1", "--out", tmp_path / "c")
+    assert code == 0
+    assert f"preimage invert {tmp_path / 'c'} --layer 1" in text
+    assert err == ""
+
+
+def test_options_of_capture_reach_the_library(document: Any, model: str, tmp_path: Path) -> None:
+    given = ["--prompts", "random", "--count", 3, "--length", 5, "--seed", 7, "--positions", "last"]
+    more = ["--dtype", "bfloat16", "--device", "cpu", "--batch-tokens", 10, "--withhold-ids", "--no-bos"]
+    code, _ = document("capture", "--model", model, *given, *more, "--layers", "0-1", "--out", tmp_path / "b")
+    assert code == 0
+    states = preimage.open_states(tmp_path / "b")
+    assert (len(states), states.lengths, states.layers) == (3, (5, 5, 5), (0, 1))
+    assert (states.positions, states.dtype, states.token_ids) == ("last", torch.bfloat16, None)
+
+
+def test_capture_from_a_tensor(document: Any, model: str, tmp_path: Path) -> None:
+    loaded = preimage.load(model)
+    truth = preimage.capture(loaded, ["the cat sat"], 2)
+    save_file({"h": truth.at(0, 2).clone(), "k": torch.zeros(3, WIDTH)}, tmp_path / "t.safetensors")
+    np.save(tmp_path / "t.npy", truth.at(0, 2)[None].numpy())
+    for number, source in enumerate((["t.safetensors", "--key", "h"], ["t.npy"])):
+        out = tmp_path / f"b{number}"
+        given = ["--from-tensor", tmp_path / source[0], *source[1:], "--layer", 2, "--model", model]
+        code, found = document("capture", *given, "--out", out)
+        assert code == 0
+        assert (found["model"], found["prompts"], found["layers"]) == (None, 1, [2])
+        assert torch.equal(preimage.open_states(out).at(0, 2), truth.at(0, 2))
+        code, found = document("invert", out, "--model", model)
+        assert code == 0
+        assert found["results"][0]["token_ids"] == list(truth.token_ids[0])
+        assert found["results"][0]["text"] == "<s>the cat sat"
+    code, found = document("capture", *given, "--out", out)
+    assert code == 2
+    assert found["error"]["code"] == "bad_bundle"

@@ -1,0 +1,47 @@
+"""Tiles of a search that were finished are kept (J1)."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from preimage.collisions.tiles import KeptTiles
+from preimage.distances import (
+    PairScan,
+)
+from preimage.distances.screen import EachTile, Screen, Tile, TileFound, here
+
+
+def test_finished_tiles_are_found_again(tmp_path: Path) -> None:  # J1
+    x = torch.randn(1500, 12, generator=torch.Generator().manual_seed(7))
+    run: list[Tile] = []
+
+    class Stopping(Screen):
+        def find(self, tile: Tile, counting: bool = False) -> TileFound:
+            if len(run) == 9:
+                raise KeyboardInterrupt
+            run.append(tile)
+            return super().find(tile, counting)
+
+    def scan(each: EachTile) -> PairScan:
+        return PairScan(x, tile=256, spread=True, each=each)
+
+    def stopped(screen: Screen, tiles: Sequence[Tile], counting: bool) -> Iterator[TileFound]:
+        screen.__class__ = Stopping
+        return KeptTiles(tmp_path, at_least=1)(screen, tiles, counting)
+
+    with pytest.raises(KeyboardInterrupt):
+        scan(stopped).closest(1)
+    kept = sorted(tmp_path.iterdir())
+    assert len(kept) == 9
+    kept[0].write_bytes(kept[0].read_bytes()[:-20])  # a damaged one is made again
+    before = {path.name: path.stat().st_mtime_ns for path in kept[1:]}
+    again, fresh = scan(KeptTiles(tmp_path, at_least=1)), scan(here)
+    assert again.closest(5) == fresh.closest(5)
+    assert torch.equal(again.nearest.indices, fresh.nearest.indices)
+    assert again.spread.quantile(0.5) == fresh.spread.quantile(0.5)
+    assert before == {name: (tmp_path / name).stat().st_mtime_ns for name in before}
+    assert len(list(tmp_path.iterdir())) == 21
+    KeptTiles(tmp_path).forget()
+    assert not tmp_path.exists()
