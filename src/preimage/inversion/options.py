@@ -91,13 +91,13 @@ class InvertOptions:
 
     def _check_proposers(self) -> None:
         names, chosen = proposer_names(), self.chosen_proposers
-        for one in chosen or [""]:
+        allowed = f"Use some of {', '.join(names)}, or objects with a name and a method score."
+        if not chosen:
+            raise OptionError("No proposer was given.", allowed)
+        for one in chosen:
             usable = one in names if isinstance(one, str) else hasattr(one, "score") and hasattr(one, "name")
             if not usable:
-                raise OptionError(
-                    f"Proposers {self.proposers!r} are not known.",
-                    f"Use some of {', '.join(names)}, or objects with a name and a method score.",
-                )
+                raise OptionError(f"Proposer {one!r} is not known.", allowed)
         if self.method != "fast":
             raise OptionError(f"Method {self.method} has its own order.", "Give proposers to fast alone.")
         if all(one == GRADIENT for one in chosen):
