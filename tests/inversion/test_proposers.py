@@ -14,11 +14,12 @@ from preimage.inversion import register_proposer
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.fast import FastInverter
 from preimage.inversion.engine.verifier import Verifier
-from preimage.inversion.proposers import codebook_files, registry
+from preimage.inversion.proposers import codebook as codebook_module
+from preimage.inversion.proposers import registry
 from preimage.inversion.proposers.codebook import Codebook
 from preimage.inversion.proposers.registry import build_proposer
 from preimage.inversion.proposers.scores import Keys, Part, Scores
-from preimage.inversion.proposers.standard import CodebookProposer, PriorProposer, Proposer, features_of
+from preimage.inversion.proposers.standard import CodebookProposer, PriorProposer, Proposer
 from preimage.inversion.result import Inversion, Position, VerifiedPositions
 from preimage.layers import Layer
 from preimage.models import LanguageModel, Prefix
@@ -173,7 +174,7 @@ def test_the_codebook_ranks_far_above_chance_and_is_kept(monkeypatch: pytest.Mon
     monkeypatch.setattr(Codebook, "fit", refit)
     again = build_proposer(model, 2, ("codebook",))
     assert torch.equal(again.score(observed, torch.ones_like(ids, dtype=torch.bool)).best(), best)
-    path = codebook_files._path(model, 2)
+    path = codebook_module.cache_path(model, 2)
     path.write_bytes(path.read_bytes()[:-50])  # a damaged one is fitted again
     with pytest.raises(AssertionError, match="fitted again"):
         build_proposer(model, 2, ("codebook",))
@@ -194,18 +195,11 @@ def test_padding_changes_no_score() -> None:
 
 def test_without_text_the_prior_counts_nothing() -> None:
     model = tiny("llama")  # no tokenizer: nothing but random tokens to calibrate on
-    base = CodebookProposer(model, _fitted(model, 2))
+    base = CodebookProposer(model, 2)
     ids = torch.tensor([random_ids(16, seed) for seed in range(4)])
     observed, valid = model.states(ids, (2,))[2], torch.ones_like(ids, dtype=torch.bool)
     with_prior = PriorProposer(model, 2, base).score(observed, valid).best()
     assert torch.equal(with_prior, base.score(observed, valid).best())
-
-
-def _fitted(model: LanguageModel, layer: Layer) -> Codebook:
-    features = features_of(model)
-    codebook = Codebook(model.d_model, features.shape[1])
-    codebook.fit(model, layer, features)
-    return codebook
 
 
 def test_scores_add_up_and_their_pieces_agree() -> None:

@@ -8,18 +8,28 @@ least-squares problems over some ten thousand tokens, text and random ones, are 
 
 from __future__ import annotations
 
+import logging
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from preimage.errors import RunFolderError
 from preimage.inversion.proposers.lens import Standardise, window
 from preimage.inversion.proposers.scores import Keys, Part
 from preimage.layers import Layer
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, cache_folder
 from preimage.prompts import PromptOptions, gather
+from preimage.storage import write_tensors
 
+log = logging.getLogger(__name__)
+
+_RECIPE = 1  # raise when the fit changes
 _LENGTH = 64
 _TOKENS_PER_REGRESSOR = 8
 _MOST_TOKENS = 2**17
@@ -94,6 +104,29 @@ class Codebook(nn.Module):
             mine = (kind == number).nonzero().flatten()
             queries[mine] = seen[mine] @ self.read[number]
         return Part(queries, books, kind)
+
+
+def fitted_codebook(
+    model: LanguageModel, layer: Layer, features: Float[Tensor, "vocabulary d_features"]
+) -> Codebook:
+    """A codebook from the user's cache, or fitted now and put there."""
+    codebook = Codebook(model.d_model, features.shape[1]).to(model.device)
+    path = cache_path(model, layer)
+    with suppress(OSError, SafetensorError, RuntimeError):  # none there, or none that can be read
+        codebook.load_state_dict(load_file(path))
+        return codebook
+    codebook.fit(model, layer, features)
+    try:
+        write_tensors(path, codebook.state_dict())
+    except RunFolderError as error:  # a cache that cannot be written costs time, nothing else
+        log.warning("the codebook could not be cached: %s", error)
+    return codebook
+
+
+def cache_path(model: LanguageModel, layer: Layer) -> Path:
+    """Where the codebook of a model and layer is kept."""
+    folder = cache_folder() / "codebooks" / model.identity.weight_hash[:24]
+    return folder / f"layer-{layer}-v{_RECIPE}.safetensors"
 
 
 def sample(model: LanguageModel, rows: int, seed: int = 0) -> Int[Tensor, "prompt position"]:

@@ -68,9 +68,9 @@ def _lens(model: LanguageModel, layer: Layer, base: Proposer | None) -> Proposer
 
 
 def _codebook(model: LanguageModel, layer: Layer, base: Proposer | None) -> Proposer:
-    from preimage.inversion.proposers.standard import fitted_codebook
+    from preimage.inversion.proposers.standard import CodebookProposer
 
-    return _add(base, fitted_codebook(model, layer))
+    return _add(base, CodebookProposer(model, layer))
 
 
 def _prior(model: LanguageModel, layer: Layer, base: Proposer | None) -> Proposer:

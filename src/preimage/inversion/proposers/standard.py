@@ -16,8 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from preimage.errors import OptionError
-from preimage.inversion.proposers.codebook import Codebook, sample
-from preimage.inversion.proposers.codebook_files import load_codebook, save_codebook
+from preimage.inversion.proposers.codebook import fitted_codebook, sample
 from preimage.inversion.proposers.lens import Lens, token_features
 from preimage.inversion.proposers.lens_files import find_lens, read_lens
 from preimage.inversion.proposers.scores import Keys, Part, Scores, TurnedKeys
@@ -67,10 +66,11 @@ class CodebookProposer:
 
     name = "codebook"
 
-    def __init__(self, model: LanguageModel, codebook: Codebook) -> None:
-        self._codebook = codebook
+    def __init__(self, model: LanguageModel, layer: Layer) -> None:
+        features = features_of(model)
+        self._codebook = fitted_codebook(model, layer, features)
         with torch.inference_mode():
-            self._books = codebook.keys(features_of(model))
+            self._books = self._codebook.keys(features)
 
     def score(self, observed: Observed, valid: Valid) -> Scores:
         """Nearest entries, after what the neighbours say of the context is taken out."""
@@ -181,16 +181,6 @@ def find_lens_proposer(model: LanguageModel, layer: Layer) -> LensProposer:
             "Train one with `preimage lens train`, or leave the lens out.",
         )
     return LensProposer(model, layer, read_lens(info.path, model), info.layer)
-
-
-def fitted_codebook(model: LanguageModel, layer: Layer) -> CodebookProposer:
-    """A codebook from the user's cache, or fitted now and put there."""
-    features = features_of(model)
-    codebook = Codebook(model.d_model, features.shape[1]).to(model.device)
-    if not load_codebook(codebook, model, layer):
-        codebook.fit(model, layer, features)
-        save_codebook(codebook, model, layer)
-    return CodebookProposer(model, codebook)
 
 
 _features: weakref.WeakKeyDictionary[LanguageModel, Tensor] = weakref.WeakKeyDictionary()
