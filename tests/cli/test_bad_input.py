@@ -88,7 +88,7 @@ class Given:
 INVERT: dict[str, tuple[Case, str]] = {
     "unknown model": (
         lambda g: ["--model", "no/such", "--text", "x"],
-        "'no/such' is no alias (smollm2), no file or folder here, and not in the hub's cache (offline).",
+        "'no/such' is not an alias (smollm2), no file or folder here, and not in the hub's cache (offline).",
     ),
     "missing gguf": (lambda g: ["--model", "no.gguf", "--text", "x"], "There is no file no.gguf."),
     "pickled weights": (lambda g: ["--model", g.pickled(), "--text", "x"], "is a pickled file"),
@@ -300,8 +300,8 @@ def test_bad_input_takes_less_than_five_seconds(case: str, tmp_path: Path) -> No
     States.from_tensor(torch.randn(3, 576), 1).save(truncated)
     os.truncate(truncated / TENSORS, 1000)
     argv, message = {
-        "model": (["invert", "--model", "no/such-model", "--text", "x"], "'no/such-model' is no alias"),
-        "model to describe": (["models", "no/such-model"], "'no/such-model' is no alias"),
+        "model": (["invert", "--model", "no/such-model", "--text", "x"], "'no/such-model' is not an alias"),
+        "model to describe": (["models", "no/such-model"], "'no/such-model' is not an alias"),
         "layer": (["invert", "--text", "x", "--layer", 31], "There is no layer '31'."),
         "prompt": (["invert", "--text", "", "--layer", 15], "prompt 0 is empty text."),
         "missing": (["invert", tmp_path / "none", "--layer", 15], "is not a state bundle"),

@@ -149,4 +149,4 @@ def test_positions_of_an_object_in_memory_serve_the_command_line(
     assert found["results"][0]["token_ids"] == ids
     code, found = document("invert", tmp_path / "b")  # its name is no place
     assert code == 2
-    assert "'LlamaForCausalLM' is no alias" in found["error"]["message"]
+    assert "'LlamaForCausalLM' is not an alias" in found["error"]["message"]

@@ -410,23 +410,29 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "code", "said"),
     [
-        ["--bits", "x"],
-        ["--bits", "1"],
-        ["--range", "wide"],
-        ["--quantile", "3"],
-        ["--text", "a"],
-        ["--length", "8"],
-        ["--granularity", "layer,channel"],
-        ["--layers", "z"],
+        (["--bits", "x"], "bad_option", "--bits is 'x'."),
+        (["--bits", "1"], "bad_option", "bits is 1."),
+        (["--range", "wide"], "bad_option", "Range 'wide' is not known."),
+        (["--quantile", "3"], "bad_option", "quantile is 3.0."),
+        (["--text", "a"], "bad_option", "A bundle and prompts were given."),
+        (["--length", "8"], "bad_option", "A bundle and prompts were given."),
+        (["--granularity", "layer,channel"], "bad_option", "sweeps need the model and its prompts."),
+        (["--layers", "z"], "bad_layer", "There is no layer 'z'."),
     ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_the_command_refuses(wrong: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses(
+    wrong: list[str], code: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     captured(3).save(tmp_path / "bundle")
     source = [] if wrong[0] == "--layers" else [str(tmp_path / "bundle")]
     assert main(["geometry", *source, *wrong, "--json"]) == 2
-    assert set(json.loads(capsys.readouterr().out)["error"]) == {"code", "message", "hint"}
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert set(error) == {"code", "message", "hint"}
+    assert error["code"] == code
+    assert said in error["message"]
 
 
 def test_figures_show_what_was_measured() -> None:

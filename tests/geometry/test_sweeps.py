@@ -1,6 +1,7 @@
 """Propagated quantisation, subsets, sweeps, another quantiser's word, and figures for print."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from torch import Tensor
 import preimage
 from preimage.bench import bench_geometry
 from preimage.cli import main
-from preimage.distances import PairScan, norms, row_distances, same_rows
+from preimage.distances import PairScan, row_distances, same_rows
 from preimage.distances.prompt_distances import PromptDistances
 from preimage.errors import BundleError, OptionError, PromptError
 from preimage.figures import length_figure, save_figures
@@ -131,27 +132,42 @@ def test_many_bits_carried_on_change_little_and_few_bits_change_more() -> None:
 
 
 def test_intervals_are_those_of_random_tenths() -> None:
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(200, 12, generator=generator)
-    ids = torch.randint(0, VOCABULARY, (200, 6), generator=generator)
-    options = GeometryOptions(subsets=5, seed=7)
-    found = measure_subsets(x, PromptDistances(ids.tolist()), options)
-    assert found is not None
-    assert (found.count, found.size) == (5, 20)
-    draws, margins, ratios = torch.Generator().manual_seed(7), [], []
-    for _ in range(5):
-        rows = torch.randperm(200, generator=draws)[:20]
-        away = row_distances(x[rows][:, None], x[rows][None]).fill_diagonal_(torch.inf)
-        apart = (ids[rows][:, None] != ids[rows][None]).sum(dim=2).clamp_min(1)
-        scale = float(norms(x[rows]).mean())
-        margins.append(float(away.amin(dim=1).quantile(0.01)) / scale)
-        ratios.append(float((away / apart).amin(dim=1).quantile(0.01)) / scale)
-    for name, values in (("margin", margins), ("colipschitz", ratios)):
-        interval = found.intervals[f"normalised_{name}_quantile"]
-        assert interval.mean == pytest.approx(sum(values) / 5)
-        assert min(values) <= interval.low <= interval.mean <= interval.high <= max(values)
-    assert measure_subsets(x[:99], PromptDistances(ids[:99].tolist()), options) is None
-    assert measure_subsets(x, PromptDistances(ids.tolist()), GeometryOptions(subsets=0)) is None
+    """100 pairs, 1 apart within and 100 between: how often a random tenth holds both of one is known."""
+    x = torch.zeros(200, 101)
+    for pair in range(100):
+        x[2 * pair : 2 * pair + 2, pair] = 100 / 2**0.5
+        x[2 * pair + 1, 100] = 1.0
+    prompts = PromptDistances([[row] * 6 for row in range(200)])  # any two differ in all six tokens
+    subsets = measure_subsets(x, prompts, GeometryOptions(subsets=100, seed=7))
+    assert subsets is not None
+    assert (subsets.count, subsets.size) == (100, 20)
+    for name, apart in (("margin", 1), ("colipschitz", 6)):
+        interval = subsets.intervals[name]
+        assert (interval.low * apart, interval.high * apart) == pytest.approx((1, 100), rel=1e-3)
+        share = (100 - interval.mean * apart) / 99  # of tenths that hold a pair
+        # twenty of the hundred pairs, one of two each, drawn once each: no row twice, which would be 0 apart
+        expected = 1 - math.comb(100, 20) * 2**20 / math.comb(200, 20)
+        assert abs(share - expected) < 4 * (expected * (1 - expected) / 100) ** 0.5
+        assert 0 < share < 1
+    once, again, other = (
+        measure_subsets(x, prompts, GeometryOptions(subsets=3, seed=seed)) for seed in (7, 7, 8)
+    )
+    assert once == again != other
+    assert measure_subsets(x[:99], prompts.subset(torch.arange(99)), GeometryOptions(subsets=5)) is None
+    assert measure_subsets(x, prompts, GeometryOptions(subsets=0)) is None
+
+
+def test_intervals_of_states_that_are_all_alike_are_points() -> None:
+    prompts = PromptDistances([[row] * 6 for row in range(200)])
+    subsets = measure_subsets(torch.eye(200), prompts, GeometryOptions(subsets=3, quantile=0.3))
+    assert subsets is not None
+    for name, value in (("margin", 1.0), ("colipschitz", 1 / 6), ("nearest_colipschitz", 1 / 6)):
+        for wanted in (name, f"{name}_quantile"):
+            interval = subsets.intervals[wanted]
+            assert (interval.mean, interval.low, interval.high) == pytest.approx((2**0.5 * value,) * 3)
+    assert subsets.intervals["normalised_margin"].mean == pytest.approx(2**0.5)
+    assert subsets.intervals["mean_norm"].mean == pytest.approx(1.0)
+    assert subsets.intervals["anisotropy"].mean == pytest.approx(0.0, abs=1e-12)
 
 
 def test_near_rows_are_other_rows_within_their_bounds() -> None:

@@ -11,20 +11,18 @@ from preimage.inversion.proposers import lens_files
 from preimage.inversion.proposers import standard as proposers
 from preimage.inversion.proposers.lens_files import find_lens, read_info, read_lens, save_lens
 from preimage.models import LanguageModel
-from preimage.training import lenses as lens_training
+from preimage.training import trainer
 from preimage.training.lenses import LensOptions, held_out_ranks, train_lens
 from support.tiny import VOCABULARY, build, random_ids, tiny
 
 SMALL = LensOptions(steps=60, batch_tokens=512, length=16, rank=16, hidden=64)
-NO_TEXT = torch.empty(0, dtype=torch.long)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model = tiny("llama")
-    lens = train_lens(model, 2, NO_TEXT, SMALL)
-    path = tmp_path_factory.mktemp("lens") / "layer-2.safetensors"
-    return save_lens(lens, path, layer=2, model=model, training=SMALL.to_dict(), ranks={})
+    path = train_lens(tiny("llama"), 2, "random", SMALL, out=tmp_path_factory.mktemp("lens") / "layer-2").path
+    assert path is not None
+    return path
 
 
 def test_training_beats_chance_by_far(trained: Path) -> None:
@@ -67,25 +65,29 @@ def test_interrupted_training_continues_as_if_it_had_not_been(
 ) -> None:
     model = tiny("gpt2")
     options = LensOptions(steps=12, batch_tokens=128, length=8, rank=8, hidden=16)
-    monkeypatch.setattr(lens_training, "_CHECKPOINT_STEPS", 5)
-    whole = train_lens(model, 1, NO_TEXT, options)
+    monkeypatch.setattr(trainer, "_SAVE_SECONDS", -1.0)
+    whole = train_lens(model, 1, "random", options, out=tmp_path / "whole")
 
     def stop(done: int, total: int, note: str) -> None:
         if done == 7:
             raise KeyboardInterrupt
 
-    path = tmp_path / "lens.checkpoint"
+    path = tmp_path / "lens"
     with pytest.raises(KeyboardInterrupt):
-        train_lens(model, 1, NO_TEXT, options, checkpoint=path, progress=stop)
+        train_lens(model, 1, "random", options, out=path, progress=stop)
+    assert not path.exists()
+    with pytest.raises(RunFolderError, match="another layer"):
+        train_lens(model, 2, "random", options, out=path)
+    with pytest.raises(RunFolderError, match="another text"):
+        train_lens(model, 1, torch.arange(40), options, out=path)
     steps: list[int] = []
     continued = train_lens(
-        model, 1, NO_TEXT, options, checkpoint=path, progress=lambda done, total, note: steps.append(done)
+        model, 1, "random", options, out=path, progress=lambda done, total, note: steps.append(done)
     )
-    assert steps[0] == 6
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, continued.state_dict()[name]), name
-    with pytest.raises(RunFolderError, match="another layer"):
-        train_lens(model, 2, NO_TEXT, options, checkpoint=path)
+    assert steps[0] == 7  # the sixth was the last that was saved
+    assert path.read_bytes() == (tmp_path / "whole").read_bytes()
+    assert continued.held_out == whole.held_out
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["lens", "whole"]
 
 
 def test_the_engine_uses_a_lens_where_there_is_one(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

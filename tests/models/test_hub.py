@@ -139,7 +139,7 @@ def test_answers_of_the_hub_become_one_line(
     hub = Hub(made_once, ConnectionError("no route"))
     ask(hub, monkeypatch, fail)
     error = refused(ModelError, lambda: preimage.load("someone/tiny"))
-    assert error.message.startswith("'someone/tiny' is no alias (smollm2), no file or folder here")
+    assert error.message.startswith("'someone/tiny' is not an alias (smollm2), no file or folder here")
     assert error.message.endswith("and the hub cannot be reached.")
     hub.answer = ["config.json", "pytorch_model.bin"]
     error = refused(ModelError, lambda: preimage.load("someone/tiny"))

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 
-def test_checkpoint_hash_is_of_the_tensors_alone(tmp_path: Path) -> None:
+def test_hash_files_is_of_the_tensors_alone(tmp_path: Path) -> None:
 
-    from preimage.models.identity import checkpoint_hash
+    from preimage.models.identity import hash_files
 
     a, b = torch.arange(6.0).reshape(2, 3), torch.ones(4)
     for folder in ("one", "two", "other", "renamed", "broken"):
@@ -21,10 +21,10 @@ def test_checkpoint_hash_is_of_the_tensors_alone(tmp_path: Path) -> None:
     save_file({"a": a, "b": b + 1e-6}, tmp_path / "other" / "model.safetensors")
     save_file({"a": a, "c": b}, tmp_path / "renamed" / "model.safetensors")
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"\xff" * 64)
-    one = checkpoint_hash(tmp_path / "one")
+    one = hash_files(tmp_path / "one")
     assert one is not None
-    assert checkpoint_hash(tmp_path / "two") == one
-    assert checkpoint_hash(tmp_path / "other") not in (one, None)
-    assert checkpoint_hash(tmp_path / "renamed") not in (one, None)
-    assert checkpoint_hash(tmp_path / "broken") is None
-    assert checkpoint_hash(tmp_path) is None
+    assert hash_files(tmp_path / "two") == one
+    assert hash_files(tmp_path / "other") not in (one, None)
+    assert hash_files(tmp_path / "renamed") not in (one, None)
+    assert hash_files(tmp_path / "broken") is None
+    assert hash_files(tmp_path) is None

@@ -128,7 +128,7 @@ def test_an_unknown_name_says_what_was_tried(name: str, ending: str) -> None:
     error = caught.value
     assert type(error) is ModelError
     assert "\n" not in str(error)
-    assert error.message.startswith(f"{name!r} is no alias (smollm2), no file or folder here")
+    assert error.message.startswith(f"{name!r} is not an alias (smollm2), no file or folder here")
     assert error.message.endswith(ending)
     assert "preimage models" in error.hint
     assert error.code == "bad_model"

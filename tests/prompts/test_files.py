@@ -136,7 +136,7 @@ def test_sources_that_are_no_file(tokenizer, tmp_path):
         ("nul\0.txt", ".txt"),
     ]:
         assert word in refused(PromptError, lambda source=source: collect(source)).message
-    with pytest.raises(PromptError, match="is no file name") as caught:
+    with pytest.raises(PromptError, match="is not a file name") as caught:
         collect("long " * 5000)
     assert type(caught.value) is PromptError
     assert caught.value.hint

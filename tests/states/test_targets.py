@@ -84,7 +84,7 @@ def test_a_full_disk_leaves_no_bundle_behind(
 def test_a_disk_that_fills_up_on_the_way_leaves_no_bundle_behind(
     write: Callable[[Path], object], after: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(capture_module, "_SYNC_SECONDS", 0.0)
+    monkeypatch.setattr(capture_module, "_KEPT_TOKENS", 1)
     write(tmp_path / "warm-up")
     out, calls, fsync = tmp_path / "b", 0, os.fsync
 

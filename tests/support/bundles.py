@@ -18,7 +18,7 @@ capture_module = importlib.import_module("preimage.states.capture")  # the packa
 LAYERS: list[int | str] = [0, 2, "final"]
 LENGTHS = (5, 2, 5, 1, 9, 2, 17, 5)  # mixed, and not in the order of the groups
 PROMPTS = [random_ids(length, seed) for seed, length in enumerate(LENGTHS)]
-TENSORS, MANIFEST = "states.safetensors", "manifest.json"
+TENSORS, MANIFEST, RECORD = "states.safetensors", "manifest.json", "record.jsonl"
 
 
 def sha(path: Path) -> str:

@@ -21,9 +21,10 @@ from preimage.models import FAMILIES, SIZES, new_model, scratch, train_tokenizer
 from preimage.models.float64 import double_copy
 from preimage.prompts import PromptOptions, documents, gather
 from preimage.storage import Run, read_json
-from preimage.training import checkpoint_steps, trajectory
+from preimage.training import checkpoint_steps, text, trainer, trajectory
 from preimage.training.text import TrainingText, prepare_text
-from preimage.training.trainer import Training, schedule
+from preimage.training.trainer import Recipe
+from preimage.training.trajectory import Training
 from preimage.training.trajectory_result import Trajectory
 
 OPTIONS = preimage.TrajectoryOptions(
@@ -72,7 +73,8 @@ def test_checkpoints_are_spaced_in_equal_ratios() -> None:
 
 
 def test_the_learning_rate_warms_up_and_falls() -> None:
-    rates = [schedule(step, 200) for step in range(200)]
+    recipe = Recipe(steps=200, rate=1.0, lowest=0.1, weight_decay=0.0, betas=(0.9, 0.95))
+    rates = [recipe.rate_at(step) for step in range(200)]
     assert rates.index(max(rates)) in (19, 20)
     assert max(rates) == 1.0
     assert rates[0] == 1 / 20
@@ -145,13 +147,12 @@ def test_every_step_has_windows_of_its_own(prepared: TrainingText) -> None:
     for seed in (0, 1):
         running = Training(model, prepared.train, replace(OPTIONS, seed=seed))
         for step in range(20):
-            running.step = step
-            windows = running._batch()
+            windows = running._batch(step)
             assert windows.shape == (OPTIONS.batch, OPTIONS.window)
             drawn.add(tuple(windows.flatten().tolist()))
-            assert torch.equal(running._batch(), windows)
+            assert torch.equal(running._batch(step), windows)
     assert len(drawn) == 40
-    whole = Training(model, prepared.train[: OPTIONS.window], OPTIONS)._batch()
+    whole = Training(model, prepared.train[: OPTIONS.window], OPTIONS)._batch(0)
     assert torch.equal(whole, prepared.train[: OPTIONS.window].expand(OPTIONS.batch, -1))
 
 
@@ -255,7 +256,7 @@ def test_the_default_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
     def few(kind: str, split: str) -> Iterator[tuple[str, str]]:
         return islice(documents(kind, split), 20)  # type: ignore[arg-type]  # all of them take a while
 
-    monkeypatch.setattr(training_text, "documents", few)
+    monkeypatch.setattr(text, "documents", few)
     run = preimage.train_trajectory(
         size="tiny", steps=2, batch=2, window=16, checkpoints=2, probes=20, length=8, vocabulary=300,
         device="cpu",
@@ -305,7 +306,7 @@ def test_a_stopped_run_continues_to_the_bit(
             stop()
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_SAVE_SECONDS", -1.0)
+        patch.setattr(trainer, "_SAVE_SECONDS", -1.0)
         if moment == "before_item":
             patch.setattr(trajectory, "_checkpoint", stop_before_item)
         if moment == "after_item":
@@ -451,20 +452,25 @@ def test_the_command(texts: list[str], tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "code", "said"),
     [
-        ["--family", "bert"],
-        ["--size", "huge"],
-        ["--size", "64,2,x"],
-        ["--bits", "x"],
-        ["--steps", "0"],
-        ["--text", "no-such-file.txt"],
+        (["--family", "bert"], "bad_option", "Family 'bert' is not known."),
+        (["--size", "huge"], "bad_option", "Size 'huge' is not known."),
+        (["--size", "64,2,x"], "bad_option", "--size is '64,2,x'."),
+        (["--bits", "x"], "bad_option", "--bits is 'x'."),
+        (["--steps", "0"], "bad_option", "steps is 0"),
+        (["--text", "no-such-file.txt"], "bad_prompt", "'no-such-file.txt' does not exist."),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_the_command_refuses_at_once(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_at_once(
+    wrong: list[str], code: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["trajectory", *wrong, "--json"]) == 2
-    assert set(json.loads(capsys.readouterr().out)["error"]) == {"code", "message", "hint"}
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert set(error) == {"code", "message", "hint"}
+    assert error["code"] == code
+    assert said in error["message"]
 
 
 def test_a_refusal_does_not_wait_for_torch() -> None:

@@ -68,7 +68,8 @@ def collisions(
         raise OptionError("--count and --length cut --prompts.", "Leave them out with --text.")
     source, count = many_prompts(text, prompts, count)
     sizes = _lengths(lengths, source, length)
-    choices = {size: PromptChoice(text, source, count, size or length, seed, bos) for size in sizes or [0]}
+    choices = {size: PromptChoice(text, source, count, size, seed, bos) for size in sizes}
+    choices = choices or {0: PromptChoice(text, source, count, length, seed, bos)}
     prepared = Preparation(model, dtype=dtype, device=device)
     prepared.layers(layers)
     for choice in choices.values():
@@ -136,7 +137,7 @@ def continuations(
     if prefixes is None:
         choice.of(prepared)
     loaded = prepared.model
-    given = prefixes or choice.of(prepared)
+    given = choice.of(prepared) if prefixes is None else prefixes
     with progress_bar() as progress:
         scan = preimage.scan_continuations(loaded, given, layer, options=options, out=out, progress=progress)
     if json:

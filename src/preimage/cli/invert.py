@@ -83,12 +83,10 @@ def invert(
     prepared = Preparation(model or "smollm2", dtype=dtype, device=device)
     wanted = None if layer is None else parse_layer(layer, prepared.known.n_layers)
     if manifest is not None:
-        if not any_model:
-            _check_files(prepared, manifest.get("model") or {})
-        states = open_bundle(Path(bundle or ""), manifest)
-        known = prepared.known
+        states, known = open_bundle(Path(bundle or ""), manifest), prepared.known
         states.require_sizes(prepared.name, known.d_model, known.max_length)
         if not any_model:
+            _check_files(prepared, states.model or {})
             states.require_made_by(prepared.model)
     else:
         choice.of(prepared)

@@ -242,7 +242,7 @@ def verify(seed: Seed = 0, out: Out = None, json: Json = False) -> int:
 def _check_folder(out: Path | None) -> None:
     """Refuse before the work what could not be written after it."""
     if out is not None and out.exists() and not out.is_dir():
-        raise RunFolderError(f"{out} is no folder.", "Give another place.")
+        raise RunFolderError(f"{out} is not a folder.", "Give another place.")
 
 
 def _few(

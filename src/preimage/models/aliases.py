@@ -97,10 +97,10 @@ def _find_file(alias: Alias, temporary: Path) -> Path:
         if path.is_file() and sha256_file(path) == alias.sha256:
             return path
     path = _download(alias, temporary)
-    found = sha256_file(path)
-    if found != alias.sha256:
+    digest = sha256_file(path)
+    if digest != alias.sha256:
         raise ModelError(
-            f"The download of {alias.name} has SHA-256 {found}, {alias.sha256} was expected.",
+            f"The download of {alias.name} has SHA-256 {digest}, {alias.sha256} was expected.",
             "Try again; if it stays so, the registry serves another file and should not be trusted.",
         )
     return path

@@ -76,7 +76,7 @@ def _only_inside(backbone: nn.Module, blocks: tuple[nn.Module, ...]) -> list[lis
     for part in backbone.modules():
         for parameter in part.parameters(recurse=False):
             homes.setdefault(id(parameter), set()).add(owner.get(id(part), -1))
-    return [[place for place, found in homes.items() if found == {number}] for number in range(len(blocks))]
+    return [[place for place, at in homes.items() if at == {number}] for number in range(len(blocks))]
 
 
 def _of_the_copy(anatomy: Anatomy, memo: dict[int, Any]) -> Anatomy:

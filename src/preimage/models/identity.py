@@ -66,12 +66,12 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 def alterations(module: nn.Module) -> tuple[int, ...]:
     """Numbers of what was hooked into a module or put in place of a forward pass; none for a plain one."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in module.modules():
-        found += [*part._forward_pre_hooks, *part._forward_hooks]
+        numbers += [*part._forward_pre_hooks, *part._forward_hooks]
         if "forward" in vars(part):
-            found.append(id(vars(part)["forward"]))
-    return tuple(found)
+            numbers.append(id(vars(part)["forward"]))
+    return tuple(numbers)
 
 
 def fingerprint(module: nn.Module, embedding: nn.Module) -> tuple[object, ...]:
@@ -109,11 +109,11 @@ def _entries(path: Path) -> list[tuple[str, str, str, int, int]]:
             raise ValueError("the header is too large")
         header = json.loads(file.read(size))
     header.pop("__metadata__", None)
-    found = []
+    entries = []
     for name, about in header.items():
         start, end = (8 + size + offset for offset in about["data_offsets"])
-        found.append((name, f"{about['dtype']} {about['shape']}", str(path), start, end))
-    return found
+        entries.append((name, f"{about['dtype']} {about['shape']}", str(path), start, end))
+    return entries
 
 
 def _digest(entry: tuple[str, str, str, int, int]) -> bytes:

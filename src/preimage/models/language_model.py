@@ -17,6 +17,7 @@ from preimage.models.identity import ModelIdentity, alterations, fingerprint, we
 from preimage.models.lifting import entering
 from preimage.models.locating import ModelFiles
 from preimage.models.prefix import Prefix
+from preimage.models.quirks import quirk_of
 
 
 class _Reached(Exception):  # noqa: N818  # a signal, not an error
@@ -56,6 +57,11 @@ class LanguageModel:
         )
 
     @property
+    def config(self) -> Any:
+        """The config of the decoder."""
+        return self.module.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
+
+    @property
     def n_layers(self) -> int:
         """L, the number of blocks."""
         return len(self.anatomy.blocks)
@@ -73,8 +79,7 @@ class LanguageModel:
     @property
     def max_length(self) -> int | None:
         """Longest prompt the model's positions allow; None where it has no limit."""
-        config = self.module.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
-        limit = getattr(config, "max_position_embeddings", None)
+        limit = getattr(self.config, "max_position_embeddings", None)
         return int(limit) if limit else None
 
     def receptive_field(self, layer: Layer) -> int | None:
@@ -83,14 +88,11 @@ class LanguageModel:
         A block with a sliding window looks back window - 1 positions further than the block below. What the
         config says is a hypothesis: parts may have been replaced, and not every class reads it.
         """
-        config = self.module.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
-        window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
-        if isinstance(getattr(config, "attention_layers", None), list):  # GPT-Neo's own names
-            window, kinds = getattr(config, "window_size", None), config.attention_layers
+        window, kinds = quirk_of(self.config).windows(self.config)
         sees = 1
         for block in range(self.n_layers if layer == "final" else layer):
             slides = kinds[block] in ("sliding_attention", "local") if kinds else True
-            if not window or not slides or getattr(config, "use_sliding_window", None) is False:
+            if not window or not slides:
                 return None
             sees += window - 1
         return sees
@@ -185,16 +187,16 @@ class LanguageModel:
         given = embeddings if ids is None else ids
         assert given is not None, "give ids or embeddings"
         self.forward_tokens += given.shape[0] * given.shape[1]
-        found: dict[Layer, Tensor] = {}
-        with self._taps(layers, found):
+        states: dict[Layer, Tensor] = {}
+        with self._taps(layers, states):
             try:
                 output = self.anatomy.backbone(
                     **inputs, past_key_values=cache, use_cache=cache is not None, **given_along
                 )
-                found["final"] = output.last_hidden_state
+                states["final"] = output.last_hidden_state
             except _Reached:
                 pass
-        return {layer: found[layer] for layer in layers}
+        return {layer: states[layer] for layer in layers}
 
     def states(
         self, ids: Int[Tensor, "batch position"], layers: Sequence[Layer]

@@ -47,7 +47,7 @@ def load(
 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
     """A torch dtype from its name."""
-    parsed: torch.dtype = getattr(torch, check_dtype(str(dtype).removeprefix("torch.")))
+    parsed: torch.dtype = getattr(torch, check_dtype(str(dtype)).removeprefix("torch."))
     return parsed
 
 
@@ -71,7 +71,7 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
     local = {"trust_remote_code": False, "local_files_only": True}
     try:
         config = AutoConfig.from_pretrained(folder, **local)
-        module, found = AutoModelForCausalLM.from_pretrained(
+        module, info = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **local
         )
     except Exception as error:  # transformers raises many kinds; the user needs one line
@@ -81,7 +81,7 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
         ) from error
     # transformers fills what is missing with random numbers; only the head may be, no state depends on it
     head = [f"{name}." for name, part in module.named_modules() if part is module.get_output_embeddings()]
-    absent = sorted(name for name in found["missing_keys"] if not name.startswith(tuple(head)))
+    absent = sorted(name for name in info["missing_keys"] if not name.startswith(tuple(head)))
     if absent:
         raise ModelError(
             f"{folder} lacks {len(absent)} weights its config.json asks for, {absent[0]!r} first.",

@@ -51,7 +51,7 @@ def locate(name: str, revision: str | None = None) -> ModelFiles:
 
 def check_dtype(name: str) -> str:
     """Refuse a dtype that models are not loaded in."""
-    if name not in DTYPES:
+    if name.removeprefix("torch.") not in DTYPES:
         raise OptionError(f"dtype {name!r} is not known.", f"Use one of {', '.join(DTYPES)}.")
     return name
 
@@ -125,7 +125,7 @@ def _hub_folder(name: str, revision: str | None) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    tried = f"{name!r} is no alias ({', '.join(ALIASES)}), no file or folder here"
+    tried = f"{name!r} is not an alias ({', '.join(ALIASES)}), no file or folder here"
     hint = "Use an alias, a path, or a hub id such as HuggingFaceTB/SmolLM2-135M; see `preimage models`."
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
     try:

@@ -14,8 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+from preimage.errors import ModelError
 from preimage.layers import Layer
 from preimage.models.branching import additive, tree_mask
+from preimage.models.quirks import quirk_of
 
 if TYPE_CHECKING:
     from preimage.models.language_model import LanguageModel
@@ -64,6 +66,12 @@ class Prefix:
     """F^l on a growing prefix: extend it, crop it, or try candidates for the next position."""
 
     def __init__(self, model: LanguageModel, layer: Layer) -> None:
+        reason = quirk_of(model.config).no_prefix
+        if reason:
+            raise ModelError(
+                f"{type(model.module).__name__} cannot be inverted: {reason}.",
+                "Capture, collisions and geometry work with it.",
+            )
         self._model = model
         self._layer = layer
         self._parts = [_PrefixLayer() for _ in range(model.n_layers)]
@@ -124,10 +132,10 @@ class Prefix:
     ) -> dict[Layer, Float[Tensor, "candidate d_model"]]:
         """The same at several layers, none deeper than the prefix's own."""
         with torch.no_grad():
-            found = self._model.run(
+            states_at = self._model.run(
                 embeddings=self._model.embed(ids)[:, None], layers=layers, cache=self._cache
             )
-        return {layer: states[:, 0] for layer, states in found.items()}
+        return {layer: states[:, 0] for layer, states in states_at.items()}
 
     def try_embeddings(
         self, embeddings: Float[Tensor, "candidate d_embedding"]

@@ -58,7 +58,7 @@ def sizes(module: nn.Module) -> dict[int, tuple[tuple[int, ...], float]]:
     """Shape and standard deviation of every parameter that is to be drawn, by the parameter's id."""
     tables = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
     packed = {id(part.weight): (part.out_features, part.in_features) for part in _packed(module)}
-    found: dict[int, tuple[tuple[int, ...], float]] = {}
+    deviations: dict[int, tuple[tuple[int, ...], float]] = {}
     for name, parameter in module.named_parameters():
         if not parameter.is_floating_point() and id(parameter) not in packed:
             raise ModelError(
@@ -67,17 +67,17 @@ def sizes(module: nn.Module) -> dict[int, tuple[tuple[int, ...], float]]:
             )
         shape = packed.get(id(parameter), tuple(parameter.shape))
         whole = len(shape) < 2 or id(parameter) in tables
-        found[id(parameter)] = (shape, 1.0 if whole else 1 / math.sqrt(shape[-1]))
-    return found
+        deviations[id(parameter)] = (shape, 1.0 if whole else 1 / math.sqrt(shape[-1]))
+    return deviations
 
 
 def _drawn(module: nn.Module, generator: torch.Generator) -> dict[int, Any]:
     """What stands in the copy for each parameter, by the parameter's id."""
-    found: dict[int, Any] = {}
+    drawn: dict[int, Any] = {}
     for place, (shape, deviation) in sizes(module).items():
         noise = torch.randn(shape, generator=generator, dtype=torch.float64)
-        found[place] = nn.Parameter(noise.mul_(deviation), requires_grad=False)
-    return found
+        drawn[place] = nn.Parameter(noise.mul_(deviation), requires_grad=False)
+    return drawn
 
 
 def require_memory(numbers: int, device: torch.device | None = None) -> None:
@@ -114,17 +114,17 @@ def copy_module(module: nn.Module, memo: dict[int, Any], device: torch.device | 
             held = value.values() if isinstance(value, dict) else (value,)  # hooks, or set on the instance
             for one in held:
                 functions.find(one, memo)
-    found = copy.deepcopy(module, memo)
+    copied = copy.deepcopy(module, memo)
     functions.fill(memo, device)
     for part in _packed(module):
         memo[id(part)].__class__ = nn.Linear  # of real numbers now
-    for part in found.modules():
+    for part in copied.modules():
         config: Any = getattr(part, "config", None)
         if str(getattr(config, "_attn_implementation", "")).startswith(_KERNELS):
             config._attn_implementation = "eager"
-    if hasattr(found, "set_experts_implementation"):
-        found.set_experts_implementation("eager")  # type: ignore[operator]  # grouped products know no float64
-    return found
+    if hasattr(copied, "set_experts_implementation"):
+        copied.set_experts_implementation("eager")  # type: ignore[operator]  # grouped products know no float64
+    return copied
 
 
 class _Functions:
@@ -186,11 +186,11 @@ class _Functions:
 
 def _cells(function: FunctionType) -> dict[int, Any]:
     """What the closure holds, by place; a cell may still be empty."""
-    found = {}
+    contents = {}
     for place, cell in enumerate(function.__closure__ or ()):
         with suppress(ValueError):
-            found[place] = cell.cell_contents
-    return found
+            contents[place] = cell.cell_contents
+    return contents
 
 
 def _held(function: FunctionType) -> list[Any]:

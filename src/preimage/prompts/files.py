@@ -60,7 +60,7 @@ def _check_is_file(path: Path) -> None:
         kind = "is a folder" if path.is_dir() else "is no ordinary file"
         problem = kind if path.exists() else "does not exist"
     except (OSError, ValueError):  # a name too long, or with a NUL in it: it was text, not a path
-        problem = "is no file name"
+        problem = "is not a file name"
     raise PromptError(
         f"The source of prompts {clip(str(path))!r} {problem}.",
         f"Sources: {SOURCES}. Text that is itself a prompt goes inside a list: ['text'].",

@@ -183,10 +183,10 @@ class _Gatherer:
     def _corpus(self, kind: Kind, split: Split, count: int | None) -> list[Ids]:
         if count == 0:
             return []
-        found = [Entry(f"default:{kind}, {name}", text) for name, text in documents(kind, split)]
+        entries = [Entry(f"default:{kind}, {name}", text) for name, text in documents(kind, split)]
         # the corpus is sorted by name; shuffled, a small count does not always meet the same few
-        self.rng.shuffle(found)
-        return self._take(self._windows(found, self._length(), count), count)
+        self.rng.shuffle(entries)
+        return self._take(self._windows(entries, self._length(), count), count)
 
     def _length(self) -> int:
         return self.options.length or min(DEFAULT_LENGTH, self.max_length or DEFAULT_LENGTH)
@@ -244,7 +244,7 @@ def _parse_default(source: str) -> tuple[tuple[Kind, ...], Split]:
     split = parts.pop() if parts and parts[-1] in ("train", "test") else "test"
     if parts not in ([], ["prose"], ["code"]):
         raise PromptError(
-            f"{source!r} is no part of the default corpus.",
+            f"{source!r} is not a part of the default corpus.",
             "Allowed: default[:prose|:code][:train|:test].",
         )
     return cast(tuple[Kind, ...], tuple(parts) or ("prose", "code")), cast(Split, split)

@@ -71,11 +71,11 @@ def hard_pairs(
     _check(given, vocab_size, max_length, bos)
     limits = _Limits(vocab_size, max_length, bos)
     chosen = _spread(list(dict.fromkeys(given)), bases)
-    found: dict[frozenset[Ids], HardPair] = {}
+    pairs: dict[frozenset[Ids], HardPair] = {}
     for pair in _every_pair(chosen, tokenizer, limits, Random(seed)):
         if pair.first != pair.second:
-            found.setdefault(frozenset((pair.first, pair.second)), pair)
-    return tuple(found.values())
+            pairs.setdefault(frozenset((pair.first, pair.second)), pair)
+    return tuple(pairs.values())
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def _token_ids(rows: Any, layout: Layout) -> list[list[int]] | None:
     if [len(row) for row in rows] != [lengths[prompt] for prompt in range(layout.count)]:
         raise ValueError("its token ids are not as long as its prompts")
     if not all(type(token) is int for row in rows for token in row):
-        raise ValueError("its token ids are no whole numbers")
+        raise ValueError("its token ids are not whole numbers")
     return [list(row) for row in rows]
 
 

@@ -26,7 +26,7 @@ from preimage.storage import MANIFEST, TENSORS, Run
 
 _MEMORY_BYTES = 2 * 2**30  # more than this goes to disk
 _CUDA_BATCH_TOKENS = 16384
-_KEPT_TOKENS = 4096  # on a CPU about a second: so many tokens, or a batch if it has more, are lost at most
+_KEPT_TOKENS = 1024  # about a second of a small model on a CPU: so much is lost at most, or one batch
 
 
 def capture(
@@ -74,7 +74,11 @@ def capture(
     if layout.elements() * model.dtype.itemsize <= _MEMORY_BYTES:
         return job.to_memory()
     temporary = tempfile.TemporaryDirectory(prefix="preimage-")
-    states = job.to_bundle(Path(temporary.name) / "bundle", withhold_ids=False)
+    try:
+        states = job.to_bundle(Path(temporary.name) / "bundle", withhold_ids=False)
+    except BaseException:
+        temporary.cleanup()
+        raise
     weakref.finalize(states, temporary.cleanup)  # it lives as long as the states do
     return states
 
@@ -172,9 +176,10 @@ class _Capture:
             for batch in pieces[stop]:
                 self._run(batch, store)
                 done += len(batch.prompts)
+                if done == stop:
+                    store.sync()
+                    run.keep(stop, {})
                 self.progress(done, self.layout.count, "prompts captured")
-            store.sync()
-            run.keep(stop, {})
 
         run.each(list(pieces), piece)
 

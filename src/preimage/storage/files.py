@@ -42,7 +42,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict):
-            raise ValueError("it is no json object")
+            raise ValueError("it is not a json object")
     except (ValueError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise RunFolderError(f"{path} cannot be read: {reason}.", "Give another folder.") from error

@@ -46,12 +46,12 @@ def _change(begun: Any, now: Any) -> _Change | None:
     if isinstance(begun, Mapping) and isinstance(now, Mapping):
         inside = {field: _change(begun.get(field), now.get(field)) for field in {**now, **begun}}
         told = _sayable({field: change for field, change in inside.items() if change})
-        found = _Change(", ".join(f"{field} {change}" for field, change in told.items()))
-        found.digest = all(change.digest for change in told.values())
-        return found
-    found = _Change(f"{_short(begun)}, now {_short(now)}")
-    found.digest = any(isinstance(value, str) and _DIGEST.fullmatch(value) for value in (begun, now))
-    return found
+        together = _Change(", ".join(f"{field} {change}" for field, change in told.items()))
+        together.digest = all(change.digest for change in told.values())
+        return together
+    together = _Change(f"{_short(begun)}, now {_short(now)}")
+    together.digest = any(isinstance(value, str) and _DIGEST.fullmatch(value) for value in (begun, now))
+    return together
 
 
 def _sayable(changes: dict[str, _Change]) -> dict[str, _Change]:

@@ -43,13 +43,13 @@ def processor() -> str:
 
 @cache
 def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     for package in _PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+            versions[package] = None
+    return versions
 
 
 @cache
@@ -57,11 +57,11 @@ def _commit() -> str | None:
     """The commit of these sources where they are a checkout, "+" behind it where they were changed."""
     here = Path(__file__).parent
     try:
-        found = subprocess.run(
+        described = subprocess.run(
             ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"],
             capture_output=True, text=True, timeout=10, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
-    tracked = found.returncode == 0 and (here.parents[2] / ".git").exists()
-    return found.stdout.strip() if tracked else None
+    tracked = described.returncode == 0 and (here.parents[2] / ".git").exists()
+    return described.stdout.strip() if tracked else None

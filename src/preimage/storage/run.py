@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from preimage.errors import RunFolderError
+from preimage.errors import RunFolderError, UnwritableError
 from preimage.progress import Progress, silent
 from preimage.storage.files import SCHEMA, plain, read_json, write_json, write_table
 from preimage.storage.locking import hold
@@ -108,13 +108,13 @@ class Run:
             shutil.rmtree(place, ignore_errors=True)
 
     def _open(self, path: Path) -> None:
-        foreign = RunFolderError(f"{path} exists and is no run folder.", "Give a new or empty folder.")
+        foreign = RunFolderError(f"{path} exists and is not a run folder.", "Give a new or empty folder.")
         if path.exists() and not path.is_dir():
             raise foreign
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunFolderError(
+            raise UnwritableError(
                 f"{path} cannot be written: {error.strerror}.", "Give another place."
             ) from error
         hold(path, self)
@@ -134,7 +134,7 @@ class Run:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise RunFolderError(
+            raise UnwritableError(
                 f"{path} cannot be written: {error.strerror}.",
                 "Make room and rerun the same command: it continues.",
             ) from error

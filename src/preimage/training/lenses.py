@@ -141,8 +141,8 @@ def training_text(model: LanguageModel, source: str) -> Int[Tensor, " token"]:
         raise OptionError("Without a tokenizer a lens learns from random tokens alone.", "Use random.")
     if source != "default":
         limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": None}
-        found = gather(source, model.tokenizer, PromptOptions(), **limits)
-        return torch.tensor([token for ids in found for token in ids])
+        prompts = gather(source, model.tokenizer, PromptOptions(), **limits)
+        return torch.tensor([token for ids in prompts for token in ids])
     prose, code = (
         [token for _, text in documents(kind, "train") for token in model.tokenizer(text)["input_ids"]]
         for kind in ("prose", "code")
@@ -157,11 +157,11 @@ def held_out(model: LanguageModel, layer: Layer, lens: Lens, count: int = 24) ->
     if model.tokenizer is None:
         sources = {"random": "random"}
     options = PromptOptions(count=count, length=min(64, model.max_length or 64), seed=5)
-    found: dict[str, dict[str, float]] = {}
+    shares: dict[str, dict[str, float]] = {}
     for name, source in sources.items():
         ids = torch.tensor(list(gather(source, model.tokenizer, options, **limits)))
-        found[name] = summarise(held_out_ranks(model, layer, lens, ids))
-    return found
+        shares[name] = summarise(held_out_ranks(model, layer, lens, ids))
+    return shares
 
 
 def summarise(ranks: Float[Tensor, "prompt position"]) -> dict[str, float]:

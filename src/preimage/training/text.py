@@ -79,7 +79,9 @@ def _default_corpus(vocabulary: int) -> tuple[Any, Int[Tensor, " token"]]:
 def _split(texts: Sequence[str]) -> tuple[list[str], list[str]]:
     """The first three quarters of all characters, and the last; a text across the border is cut in two."""
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise PromptError("The texts to train on are no list of texts.", "Give a list, one text a document.")
+        raise PromptError(
+            "The texts to train on are not a list of texts.", "Give a list, one text a document."
+        )
     total = sum(map(len, texts))
     left = total - total // _HELD_OUT_SHARE
     before, after = [], []

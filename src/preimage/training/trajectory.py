@@ -74,7 +74,7 @@ def train_trajectory(
             before = checkpoints[-1].step if checkpoints else 0
             checkpoints.append(_checkpoint(training, text, geometry, before, target))
             run.keep(step, checkpoints[-1])
-    found = Trajectory(
+    trajectory = Trajectory(
         options=chosen.to_dict(),
         model=_about(model, chosen),
         probes=text.probes.fingerprint,
@@ -83,8 +83,8 @@ def train_trajectory(
     )
     if run.path is not None:
         _finish(run.path, model, text)
-    run.finish(found.to_dict, {"checkpoints": found.rows}, remove=[_STATE])
-    return found
+    run.finish(trajectory.to_dict, {"checkpoints": trajectory.rows}, remove=[_STATE])
+    return trajectory
 
 
 class Training(Trainer):

@@ -68,8 +68,8 @@ class TrajectoryOptions:
 
 def checkpoint_steps(steps: int, count: int) -> tuple[int, ...]:
     """0, then ``count`` - 1 whole steps in equal ratios from 1 to ``steps``, each once."""
-    found = [0]
+    moments = [0]
     for place in range(count - 1):
         even = 1.0 if count == 2 else place / (count - 2)
-        found.append(max(found[-1] + 1, round(steps**even)))
-    return tuple(found)
+        moments.append(max(moments[-1] + 1, round(steps**even)))
+    return tuple(moments)

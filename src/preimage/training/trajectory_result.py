@@ -32,7 +32,7 @@ class Checkpoint:
     @property
     def blocks(self) -> dict[Layer, LayerGeometry]:
         """Every layer above 0, at which equally long prompts that end alike collide whatever the weights."""
-        return {layer: found for layer, found in self.geometry.layers.items() if layer != 0}
+        return {layer: at for layer, at in self.geometry.layers.items() if layer != 0}
 
     @property
     def last(self) -> LayerGeometry:
@@ -41,13 +41,13 @@ class Checkpoint:
 
     def smallest(self, quantity: str) -> tuple[Layer, float]:
         """The layer above 0 at which a quantity is smallest, and its value there."""
-        layer, found = min(self.blocks.items(), key=lambda item: float(getattr(item[1], quantity)))
-        return layer, float(getattr(found, quantity))
+        layer, smallest = min(self.blocks.items(), key=lambda item: float(getattr(item[1], quantity)))
+        return layer, float(getattr(smallest, quantity))
 
     @property
     def collisions(self) -> int:
         """Pairs of equal states above layer 0, over all layers, in full precision."""
-        return sum(found.collisions for found in self.blocks.values())
+        return sum(layer.collisions for layer in self.blocks.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain json types, the smallest values over layers included."""
@@ -60,8 +60,8 @@ class Checkpoint:
         return cls(**given | {"geometry": Geometry.from_dict(data["geometry"])})
 
     def _smallest(self) -> dict[str, dict[str, Any]]:
-        found = {quantity: self.smallest(quantity) for quantity in QUANTITIES}
-        return {name: {"layer": layer, "value": value} for name, (layer, value) in found.items()}
+        smallest = {quantity: self.smallest(quantity) for quantity in QUANTITIES}
+        return {name: {"layer": layer, "value": value} for name, (layer, value) in smallest.items()}
 
 
 @dataclass(frozen=True)
