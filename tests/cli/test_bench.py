@@ -58,7 +58,9 @@ def test_bench_inversion(document: Any, run: Typed, model: str) -> None:
     assert row["statuses"] == {"recovered": 2}
     assert row["setup_seconds"] >= 0
     assert row["seconds"] == statistics.median(each["seconds"] for each in row["rows"])
-    assert row["speedup_over_sipit"] == row["seconds_a_token"]["published"] / row["seconds_a_token"]["fast"]
+    assert (
+        row["speedup_over_sipit"] == row["seconds_per_token"]["published"] / row["seconds_per_token"]["fast"]
+    )
     assert row["verified_tokens"] == {"fast": 3, "sipit": 3, "published": 3}
     code, out, _ = run(*given)
     assert code == 0
@@ -67,7 +69,7 @@ def test_bench_inversion(document: Any, run: Typed, model: str) -> None:
     row = found["layers"]["1"]
     assert (code, row["verified_tokens"]) == (0, {"fast": 3, "sipit": 0, "published": 0})
     assert (row["speedup_over_sipit"], row["speedup_over_cached_sipit"]) == (None, None)
-    assert row["seconds_a_token"]["published"] is None
+    assert row["seconds_per_token"]["published"] is None
     assert row["sipit_statuses"]["published"] == {"not_recovered": 1}
     code, out, _ = run(*given, "--sipit-seconds", 1e-9)
     assert (code, "not comparable (no token verified in time) with SIPIT" in out) == (0, True)
@@ -101,7 +103,7 @@ def test_the_bench_counts_what_is_claimed_and_times_what_was_verified(
     monkeypatch.setattr(inverting, "invert", invert)
     found = inverting._against_sipit(loaded, 1, [ids], 100.0)
     assert found["verified_tokens"] == {"fast": 6, "sipit": 2, "published": 2}
-    assert found["seconds_a_token"] == {"fast": 0.6 / 6, "sipit": 1.5, "published": 1.5}
+    assert found["seconds_per_token"] == {"fast": 0.6 / 6, "sipit": 1.5, "published": 1.5}
     assert found["speedup_over_sipit"] == 1.5 / (0.6 / 6)
 
 

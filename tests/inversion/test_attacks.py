@@ -7,7 +7,7 @@ import torch
 
 import preimage
 import preimage.inversion.engine.jobs
-import preimage.inversion.engine.twins
+import preimage.inversion.engine.lookalikes
 from preimage.inversion.engine import search as search_module
 from preimage.inversion.engine import verifier as verifier_module
 from preimage.models import LanguageModel
@@ -180,8 +180,8 @@ def test_a_proof_demotes_what_it_refutes(monkeypatch: pytest.MonkeyPatch) -> Non
     states = preimage.capture(model, [[8, 11, 9]], layers=2)
     for module in (search_module, verifier_module, preimage.inversion.engine.jobs):
         monkeypatch.setattr(module, "FAR", 0.0)  # an engine that is content with too little
-    monkeypatch.setattr(preimage.inversion.engine.twins, "NEAR", 0.0)
-    monkeypatch.setattr(preimage.inversion.engine.twins, "_NEAREST", 0)
+    monkeypatch.setattr(preimage.inversion.engine.lookalikes, "NEAR", 0.0)
+    monkeypatch.setattr(preimage.inversion.engine.lookalikes, "_NEAREST", 0)
     (fooled,) = preimage.invert(model, states, tolerance=0.2)
     assert (fooled.status, fooled.unique) == ("recovered", "tested")
     (proved,) = preimage.invert(model, states, tolerance=0.2, prove=True)
@@ -308,4 +308,4 @@ def test_a_margin_is_known_at_every_position_of_the_default_model(smollm2: Langu
     (found,) = preimage.invert(smollm2, states)
     assert tuple(ids) in (found.alternatives or (found.token_ids,))
     assert found.margin is not None
-    assert found.margin > 128 * max(position.tolerance for position in found.positions)
+    assert found.margin > 128 * max(position.radius for position in found.positions)

@@ -132,7 +132,7 @@ def distances(case: Case, model: LanguageModel, states: States, prompts: list[tu
 
     verifier = Verifier(model, case.layer, noise=noise_of(model, (case.layer,))[case.layer])
     target = verifier.target(observed)
-    return target.away(made), target.tolerance
+    return target.away(made), target.radius
 
 
 def check(case: Case) -> tuple[str, list[str]]:

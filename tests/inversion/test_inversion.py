@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import preimage
-from preimage.errors import LayerError, OptionError, StatesError
+from preimage.errors import LayerError, OptionError, RunFolderError, StatesError
 from preimage.inversion.engine.search import MAX_PROMPTS
 from preimage.states import States
 from support.tiny import NAMES, VOCABULARY, build, random_ids, tiny
@@ -26,7 +26,7 @@ def test_exact_ids_at_every_layer(name: str, method: str, length: int) -> None: 
         assert found.token_ids == tuple(ids), layer
         assert found.tests <= length * VOCABULARY  # I4
         assert len(found.positions) == length
-        assert all(position.distance <= position.tolerance for position in found.positions)
+        assert all(position.distance <= position.radius for position in found.positions)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -97,7 +97,7 @@ def test_wrong_model_is_not_recovered(method: str) -> None:  # I3
     assert found.status == "not_recovered"
     assert found.failed_position == 0
     assert found.failed_distance is not None
-    assert found.failed_distance > found.positions[0].tolerance
+    assert found.failed_distance > found.positions[0].radius
     assert "position 0" in found.reason
     assert found.tests <= VOCABULARY  # the cost of finding out
 
@@ -232,7 +232,7 @@ def test_a_step_noisier_than_the_floor_backs_off(monkeypatch: pytest.MonkeyPatch
     honest = Verifier.distances
 
     def shifted(self: Verifier, prefix: object, tokens: torch.Tensor, target: Target) -> torch.Tensor:
-        return honest(self, prefix, tokens, target) + 4 * float(target.tolerance)
+        return honest(self, prefix, tokens, target) + 4 * float(target.radius)
 
     monkeypatch.setattr(Verifier, "distances", shifted)
     (found,) = preimage.invert(model, states, method="sipit")
@@ -277,7 +277,13 @@ def test_results_go_to_json_and_back(tmp_path: object) -> None:
 
     states, _ = _states("llama", 1)
     (found,) = preimage.invert(tiny("llama"), states)
-    saved = json.loads(found.save(Path(str(tmp_path)) / "found.json").read_text())
+    path = found.save(Path(str(tmp_path)) / "found.json")
+    saved = json.loads(path.read_text())
+    assert Inversion.load(path) == found
+    for wrong in (saved | {"kind": "geometry"}, saved | {"schema": "other"}, saved | {"more": 1}):
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(RunFolderError, match="is not a saved inversion"):
+            Inversion.load(path)
     assert (saved.pop("schema"), saved.pop("kind")) == ("preimage/1", "inversion")
     assert Inversion.from_dict(saved) == found
     assert "recovered" in found._repr_html_()
@@ -339,3 +345,13 @@ def test_nan_is_refused_before_any_work() -> None:
     broken[3, 0] = float("nan")
     with pytest.raises(StatesError, match="position 3"):
         preimage.invert(tiny("llama"), broken, 1)
+
+
+def test_the_noise_floor_takes_layers_as_capture_does() -> None:
+    model = tiny("llama")
+    every = preimage.noise_floor(model, "all")
+    assert list(every) == [0, 1, 2, 3, "final"]
+    for layers, expected in ((2, [2]), ("1,final", [1, "final"]), ([3, 0], [0, 3])):
+        assert preimage.noise_floor(model, layers) == {layer: every[layer] for layer in expected}
+    with pytest.raises(LayerError, match="no layer 9"):
+        preimage.noise_floor(model, 9)

@@ -8,7 +8,7 @@ import torch
 import preimage
 from preimage.errors import ModelError, OptionError, RunFolderError
 from preimage.inversion.proposers import lens_files
-from preimage.inversion.proposers import registry as proposers
+from preimage.inversion.proposers import standard as proposers
 from preimage.inversion.proposers.lens_files import find_lens, read_info, read_lens, save_lens
 from preimage.models import LanguageModel
 from preimage.training import trainer

@@ -10,15 +10,17 @@ from torch import Tensor
 import preimage
 from preimage.errors import OptionError
 from preimage.figures import margin_figure
+from preimage.inversion import register_proposer
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.fast import FastInverter
 from preimage.inversion.engine.verifier import Verifier
-from preimage.inversion.proposers import codebook_files
-from preimage.inversion.proposers import registry as proposers
+from preimage.inversion.proposers import codebook as codebook_module
+from preimage.inversion.proposers import registry
 from preimage.inversion.proposers.codebook import Codebook
-from preimage.inversion.proposers.readings import Keys, Part, Reading
-from preimage.inversion.proposers.registry import CodebookProposer, PriorProposer, build_proposer, features_of
-from preimage.inversion.result import Inversion, Position, Positions
+from preimage.inversion.proposers.registry import build_proposer
+from preimage.inversion.proposers.scores import Keys, Part, Scores
+from preimage.inversion.proposers.standard import CodebookProposer, PriorProposer, Proposer
+from preimage.inversion.result import Inversion, Position, VerifiedPositions
 from preimage.layers import Layer
 from preimage.models import LanguageModel, Prefix
 from preimage.states import SAFETY, noise_of
@@ -30,12 +32,12 @@ class Useless:
 
     name = "useless"
 
-    def read(self, observed: Tensor, valid: Tensor) -> Reading:
+    def score(self, observed: Tensor, valid: Tensor) -> Scores:
         keys = Keys(torch.zeros(VOCABULARY, 1), -torch.arange(VOCABULARY).float())
-        return Reading((Part(torch.zeros(valid.numel(), 1), (keys,)),), valid.shape[1])
+        return Scores((Part(torch.zeros(valid.numel(), 1), (keys,)),), valid.shape[1])
 
 
-def engine(model: LanguageModel, layer: Layer, proposer: proposers.Proposer, together: bool) -> FastInverter:
+def engine(model: LanguageModel, layer: Layer, proposer: Proposer, together: bool) -> FastInverter:
     verifier = Verifier(model, layer, noise=noise_of(model, (layer,))[layer])
     return FastInverter(model, verifier, proposer, together=together)
 
@@ -104,7 +106,7 @@ def test_a_state_that_only_the_plain_pass_reproduces_costs_no_scan(
     prompt = random_ids(10, 3)
     states = preimage.capture(model, [prompt], layers=2).at(0, 2)
     inverter = engine(model, 2, build_proposer(model, 2), together)
-    off = 3 * inverter._verifier.target(states).tolerances[3] / model.d_model**0.5
+    off = 3 * inverter._verifier.target(states).radii[3] / model.d_model**0.5
     extend, run = Prefix.extend, LanguageModel.states
 
     def cached(self: Prefix, ids: Tensor) -> Tensor:
@@ -163,7 +165,7 @@ def test_the_codebook_ranks_far_above_chance_and_is_kept(monkeypatch: pytest.Mon
     proposer = build_proposer(model, 2, ("codebook",))
     ids = torch.tensor([random_ids(16, seed) for seed in range(200, 216)])
     observed = model.states(ids, (2,))[2]
-    best = proposer.read(observed, torch.ones_like(ids, dtype=torch.bool)).best()
+    best = proposer.score(observed, torch.ones_like(ids, dtype=torch.bool)).best()
     assert float((best == ids).float().mean()) > 0.5  # chance is 1 in 41
 
     def refit(*_: object) -> None:
@@ -171,8 +173,8 @@ def test_the_codebook_ranks_far_above_chance_and_is_kept(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Codebook, "fit", refit)
     again = build_proposer(model, 2, ("codebook",))
-    assert torch.equal(again.read(observed, torch.ones_like(ids, dtype=torch.bool)).best(), best)
-    path = codebook_files._path(model, 2)
+    assert torch.equal(again.score(observed, torch.ones_like(ids, dtype=torch.bool)).best(), best)
+    path = codebook_module.cache_path(model, 2)
     path.write_bytes(path.read_bytes()[:-50])  # a damaged one is fitted again
     with pytest.raises(AssertionError, match="fitted again"):
         build_proposer(model, 2, ("codebook",))
@@ -185,55 +187,73 @@ def test_padding_changes_no_score() -> None:
     short = model.states(ids[:, :7], (2,))[2]
     padded = torch.nn.functional.pad(short, (0, 0, 0, 5), value=3.0)
     valid = torch.arange(12)[None] < 7
-    one = proposer.read(short, valid[:, :7]).scores(torch.arange(7))
-    other = proposer.read(padded, valid).scores(torch.arange(7))
+    one = proposer.score(short, valid[:, :7]).at(torch.arange(7))
+    other = proposer.score(padded, valid).at(torch.arange(7))
     largest = float(one.abs().max())  # the sums of a row are added in another order, in float32
     assert torch.allclose(one, other, rtol=0, atol=1e-4 * largest)
 
 
 def test_without_text_the_prior_counts_nothing() -> None:
     model = tiny("llama")  # no tokenizer: nothing but random tokens to calibrate on
-    base = CodebookProposer(model, _fitted(model, 2))
+    base = CodebookProposer(model, 2)
     ids = torch.tensor([random_ids(16, seed) for seed in range(4)])
     observed, valid = model.states(ids, (2,))[2], torch.ones_like(ids, dtype=torch.bool)
-    with_prior = PriorProposer(model, 2, base).read(observed, valid).best()
-    assert torch.equal(with_prior, base.read(observed, valid).best())
+    with_prior = PriorProposer(model, 2, base).score(observed, valid).best()
+    assert torch.equal(with_prior, base.score(observed, valid).best())
 
 
-def _fitted(model: LanguageModel, layer: Layer) -> Codebook:
-    features = features_of(model)
-    codebook = Codebook(model.d_model, features.shape[1])
-    codebook.fit(model, layer, features)
-    return codebook
-
-
-def test_readings_add_up_and_their_pieces_agree() -> None:
+def test_scores_add_up_and_their_pieces_agree() -> None:
     generator = torch.Generator().manual_seed(0)
     keys = [Keys(torch.randn(9, 4, generator=generator), torch.randn(9, generator=generator)) for _ in "abc"]
     queries = torch.randn(6, 4, generator=generator)
     book = torch.tensor([0, 1, 1, 0, 1, 0])
-    reading = Reading((Part(queries, (keys[0], keys[1]), book), Part(queries, (keys[2],))), 3)
+    scores = Scores((Part(queries, (keys[0], keys[1]), book), Part(queries, (keys[2],))), 3)
     rows = torch.arange(6)
     expected = torch.stack(
         [keys[int(b)].keys @ q + keys[int(b)].bias for q, b in zip(queries, book, strict=True)]
     )
     expected = expected + queries @ keys[2].keys.T + keys[2].bias
-    assert torch.allclose(reading.scores(rows), expected, atol=1e-4)
-    assert torch.equal(reading.best().flatten(), expected.argmax(dim=1))
-    assert torch.equal(reading.order(1, 2), expected[5].argsort(descending=True))
-    assert reading.top(1, 0, 3) == expected[3].argsort(descending=True)[:3].tolist()
+    assert torch.allclose(scores.at(rows), expected, atol=1e-4)
+    assert torch.equal(scores.best().flatten(), expected.argmax(dim=1))
+    assert torch.equal(scores.order(1, 2), expected[5].argsort(descending=True))
+    assert scores.top(1, 0, 3) == expected[3].argsort(descending=True)[:3].tolist()
+
+
+def test_proposers_are_chosen_as_objects_beside_names() -> None:
+    model, prompt = tiny("qwen2"), random_ids(9, 4)
+    states = preimage.capture(model, [prompt], 2)
+    for chosen, name in (
+        ((Useless(),), "useless"),
+        ((Useless(), "gradient"), "useless"),
+        (("prior", Useless()), "useless+prior"),
+        (("prior", "codebook"), "codebook+prior"),
+    ):
+        (result,) = preimage.invert(model, states, proposers=chosen)
+        assert (list(result.token_ids), result.proposer) == (prompt, name)
+    assert preimage.InvertOptions(proposers=("prior", Useless())).to_dict()["proposers"] == "prior,useless"
+
+
+def test_a_registered_proposer_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_BUILDERS", dict(registry._BUILDERS))
+    with pytest.raises(OptionError, match="'by-number' is not known"):
+        preimage.InvertOptions(proposers="by-number")
+    register_proposer("by-number", lambda model, layer, base: Useless())
+    model, prompt = tiny("qwen2"), random_ids(5, 4)
+    (result,) = preimage.invert(model, preimage.capture(model, [prompt], 2), proposers="by-number")
+    assert (list(result.token_ids), result.proposer) == (prompt, "useless")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"proposers": "crystal"}, "not known"),
-        ({"proposers": ""}, "not known"),
+        ({"proposers": ""}, "No proposer was given"),
+        ({"proposers": ("codebook", 3)}, "3 is not known"),
         ({"proposers": "gradient"}, "is SIPIT"),
         ({"proposers": "codebook", "method": "sipit"}, "its own order"),
     ],
 )
-def test_wrong_proposers_are_refused(options: dict[str, str], message: str) -> None:
+def test_wrong_proposers_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         preimage.InvertOptions(**options)
 
@@ -303,7 +323,7 @@ def test_an_inversion_that_was_not_proved_has_no_margins_to_draw() -> None:
 
 def test_positions_are_made_when_looked_at() -> None:
     rivals = [(4, 9.0), (5, 8.0), (6, 7.0)]
-    lazy = Positions([7, 8, 9], [0.1, 0.2, 0.3], [1.0, 1.0, 2.0], [2, 5, 2], rivals)
+    lazy = VerifiedPositions([7, 8, 9], [0.1, 0.2, 0.3], [1.0, 1.0, 2.0], [2, 5, 2], rivals)
     whole = (
         Position(0, 7, 0.1, 1.0, True, 4, 9.0, 2),
         Position(1, 8, 0.2, 1.0, True, 5, 8.0, 5),
@@ -338,6 +358,6 @@ def test_the_prior_helps_text_and_leaves_random_tokens_alone(smollm2: LanguageMo
         limits = {"vocab_size": smollm2.vocab_size, "max_length": None}
         ids = torch.tensor(list(preimage.prompts.gather(source, smollm2.tokenizer, options, **limits)))
         observed, valid = smollm2.states(ids, (8,))[8], torch.ones_like(ids, dtype=torch.bool)
-        misses[source] = [int((p.read(observed, valid).best() != ids).sum()) for p in (base, both)]
+        misses[source] = [int((p.score(observed, valid).best() != ids).sum()) for p in (base, both)]
     assert misses["default:prose"][1] < misses["default:prose"][0]
     assert misses["random"][1] == misses["random"][0]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from preimage.layers import Layer, parse_layers
 from preimage.states import States, open_states
-from preimage.states.layout import Layout, Positions, group_by_length
+from preimage.states.layout import KeptPositions, Layout, group_by_length
 from preimage.states.states import DTYPES, MemoryStore
 
 DEPTH = 4
@@ -39,7 +39,12 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def made(
-    lengths: list[int], layers: tuple[Layer, ...], positions: Positions, width: int, seed: int, **given: Any
+    lengths: list[int],
+    layers: tuple[Layer, ...],
+    positions: KeptPositions,
+    width: int,
+    seed: int,
+    **given: Any,
 ) -> States:
     """Random bits, NaN and infinity included, for prompts of mixed length."""
     layout = Layout(group_by_length(lengths), layers, positions, width)

@@ -1,8 +1,16 @@
 """Speed, as ratios measured within one run."""
 
 from preimage.bench.capturing import bench_capture
-from preimage.bench.inverting import bench_inversion, bench_throughput
+from preimage.bench.inverting import BenchPrompts, SipitRuns, bench_inversion, bench_throughput
 from preimage.bench.measuring import bench_geometry
 from preimage.bench.pairing import bench_pairs
 
-__all__ = ["bench_capture", "bench_geometry", "bench_inversion", "bench_pairs", "bench_throughput"]
+__all__ = [
+    "BenchPrompts",
+    "SipitRuns",
+    "bench_capture",
+    "bench_geometry",
+    "bench_inversion",
+    "bench_pairs",
+    "bench_throughput",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -25,61 +26,82 @@ _PLAIN_BATCH_TOKENS = 16384  # tokens in one pass where many prompts are run
 _FORWARDS = 3  # plain passes around each inversion; their median is the unit
 
 
+@dataclass(frozen=True)
+class BenchPrompts:
+    """How many prompts of each kind are inverted, and how long they are, in tokens."""
+
+    prose: int = 20
+    code: int = 10
+    random: int = 10
+    length: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or self.prose + self.code + self.random < 1:
+            raise OptionError("A benchmark needs prompts of at least one token.", "Give larger numbers.")
+
+    def gather(self, model: LanguageModel) -> list[tuple[int, ...]]:
+        """The prompts: prose, code, random tokens, in this order."""
+        limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": model.max_length}
+        counts = {"default:prose": self.prose, "default:code": self.code, "random": self.random}
+        prompts: list[tuple[int, ...]] = []
+        for source, count in counts.items():
+            if count:
+                options = PromptOptions(count=count, length=self.length, seed=self.seed)
+                prompts += gather(source, model.tokenizer, options, **limits)
+        return prompts
+
+
+@dataclass(frozen=True)
+class SipitRuns:
+    """How many of the prompts SIPIT inverts as well, cut to how many tokens, each for how many seconds."""
+
+    prompts: int = 0
+    length: int = 20
+    seconds: float = 300.0
+
+
 def bench_inversion(
     model: LanguageModel,
     layers: LayerSpec = (15, 30),
     *,
-    prose: int = 20,
-    code: int = 10,
-    random: int = 10,
-    length: int = 64,
-    sipit_prompts: int = 0,
-    sipit_length: int = 20,
-    sipit_seconds: float = 300.0,
+    prompts: BenchPrompts | None = None,
+    sipit: SipitRuns | None = None,
     proposers: str | None = None,
-    seed: int = 0,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """For each layer: the median of (seconds to invert) / (seconds of a plain forward pass).
 
     Prompts are inverted one by one, each between plain passes over the same prompt; the proposer is built
-    before, and what that took is ``setup_seconds``. With ``sipit_prompts`` the first prompts, cut to
-    ``sipit_length`` tokens, are also inverted by SIPIT on the prefix cache and at its published cost, each
-    for at most ``sipit_seconds``. Of a run that was stopped only what it had verified counts, and the time
-    of that: it is inverted again, alone. Where no token was verified there is no speed-up.
+    before, and what that took is ``setup_seconds``. With ``sipit`` the first prompts, cut short, are also
+    inverted by SIPIT on the prefix cache and at its published cost. Of a run that was stopped only what it
+    had verified counts, and the time of that: it is inverted again, alone. Where no token was verified there
+    is no speed-up.
     """
-    if length < 1 or prose + code + random < 1:
-        raise OptionError("A benchmark needs prompts of at least one token.", "Give larger numbers.")
     chosen = parse_layers(layers, model.n_layers)
-    prompts = _prompts(model, {"default:prose": prose, "default:code": code, "random": random}, length, seed)
+    prompts, sipit = prompts or BenchPrompts(), sipit or SipitRuns()
+    ids = prompts.gather(model)
     table: dict[str, Any] = {}
     for done, layer in enumerate(chosen):
         progress(done, len(chosen), f"layers, now {layer}")
-        table[str(layer)] = _layer(model, layer, prompts, proposers)
-        if sipit_prompts:
-            slow = [ids[:sipit_length] for ids in prompts[:sipit_prompts]]
-            table[str(layer)] |= _against_sipit(model, layer, slow, sipit_seconds)
+        table[str(layer)] = _layer(model, layer, ids, proposers)
+        if sipit.prompts:
+            slow = [row[: sipit.length] for row in ids[: sipit.prompts]]
+            table[str(layer)] |= _against_sipit(model, layer, slow, sipit.seconds)
+    return {"layers": table, **_conditions(model, prompts)}
+
+
+def _conditions(model: LanguageModel, prompts: BenchPrompts) -> dict[str, Any]:
     return {
-        "layers": table,
-        "prompts": {"prose": prose, "code": code, "random": random, "length": length, "seed": seed},
+        "prompts": asdict(prompts),
         "model": model.identity.to_dict(),
         "hardware": hardware(model),
     }
 
 
-def _prompts(model: LanguageModel, counts: dict[str, int], length: int, seed: int) -> list[tuple[int, ...]]:
-    limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": model.max_length}
-    found: list[tuple[int, ...]] = []
-    for source, count in counts.items():
-        if count:
-            options = PromptOptions(count=count, length=length, seed=seed)
-            found += gather(source, model.tokenizer, options, **limits)
-    return found
-
-
-def _statuses(found: Iterable[Inversion]) -> dict[str, int]:
+def _statuses(results: Iterable[Inversion]) -> dict[str, int]:
     """How many came back as what, most frequent first."""
-    return dict(Counter(result.status for result in found).most_common())
+    return dict(Counter(result.status for result in results).most_common())
 
 
 def _layer(
@@ -94,19 +116,19 @@ def _layer(
     for ids, single in zip(prompts, singles, strict=True):
         forward = partial(plain_forward, model, [ids])
         before = [seconds(forward, model.device) for _ in range(_FORWARDS)]
-        (found,) = fast(single)
-        results.append(found)
+        (result,) = fast(single)
+        results.append(result)
         rows.append(
             {
-                "ratio": found.seconds / statistics.median(before),
-                "seconds": found.seconds,
+                "ratio": result.seconds / statistics.median(before),
+                "seconds": result.seconds,
                 "forward_seconds": statistics.median(before),
-                "forward_tokens": found.forward_tokens,
-                "tests": found.tests,
-                "proposer": found.proposer,
-                "misses": _misses(found),
-                "status": found.status,
-                "exact": found.claims(ids),
+                "forward_tokens": result.forward_tokens,
+                "tests": result.tests,
+                "proposer": result.proposer,
+                "misses": _misses(result),
+                "status": result.status,
+                "exact": result.claims(ids),
             }
         )
     return {
@@ -119,7 +141,7 @@ def _layer(
         "misses": sum(row["misses"] for row in rows),
         "setup_seconds": setup,
         "seconds": statistics.median(row["seconds"] for row in rows),
-        "forward_tokens_a_token": statistics.median(r["forward_tokens"] for r in rows) / len(prompts[0]),
+        "forward_tokens_per_token": statistics.median(r["forward_tokens"] for r in rows) / len(prompts[0]),
         "rows": rows,
     }
 
@@ -130,15 +152,15 @@ def _setup(work: Callable[[], object], model: LanguageModel) -> float:
     return max(0.0, first - second)
 
 
-def _misses(found: Inversion) -> int:
+def _misses(result: Inversion) -> int:
     """Positions whose first proposal was refused."""
-    return sum(position.tests > 2 for position in found.positions)  # the token and its likeliest rival
+    return sum(position.tests > 2 for position in result.positions)  # the token and its likeliest rival
 
 
 def _against_sipit(
     model: LanguageModel, layer: Layer, prompts: Sequence[tuple[int, ...]], limit: float
 ) -> dict[str, Any]:
-    """Seconds a verified token of the three ways, on the same prompts."""
+    """Seconds per verified token of the three ways, on the same prompts."""
     states = capture(model, prompts, [layer])
     ways: dict[str, dict[str, Any]] = {
         "fast": {"method": "fast"},
@@ -149,16 +171,16 @@ def _against_sipit(
     verified: dict[str, int] = {}
     statuses: dict[str, dict[str, int]] = {}
     for name, options in ways.items():
-        found = [
+        results = [
             invert(model, States.from_tensor(states.at(i, layer), layer), layer, **options)[0]
             for i in range(len(prompts))
         ]
-        parts = [_verified(model, states.at(i, layer), one, options) for i, one in enumerate(found)]
+        parts = [_verified(model, states.at(i, layer), one, options) for i, one in enumerate(results)]
         verified[name] = sum(tokens for tokens, _ in parts)
         per_token[name] = sum(took for _, took in parts) / verified[name] if verified[name] else None
-        statuses[name] = _statuses(found)
+        statuses[name] = _statuses(results)
     return {
-        "seconds_a_token": per_token,
+        "seconds_per_token": per_token,
         "verified_tokens": verified,
         "tokens": sum(map(len, prompts)),
         "sipit_statuses": statuses,
@@ -170,15 +192,15 @@ def _against_sipit(
 def _verified(
     model: LanguageModel,
     states: Float[Tensor, "position d_model"],
-    found: Inversion,
+    result: Inversion,
     options: dict[str, Any],
 ) -> tuple[int, float]:
     """Verified tokens and the seconds they took; a part of a prompt is inverted again, for its time alone."""
-    count = len(found.token_ids)
-    if found.status != "not_recovered" or count == 0:
-        return count, found.seconds if count else 0.0
-    part = States.from_tensor(states[:count], found.layer)
-    (again,) = invert(model, part, found.layer, **options)
+    count = len(result.token_ids)
+    if result.status != "not_recovered" or count == 0:
+        return count, result.seconds if count else 0.0
+    part = States.from_tensor(states[:count], result.layer)
+    (again,) = invert(model, part, result.layer, **options)
     return (0, 0.0) if again.status == "not_recovered" else (count, again.seconds)
 
 
@@ -190,13 +212,9 @@ def bench_throughput(
     model: LanguageModel,
     layers: LayerSpec = (15,),
     *,
-    prose: int = 400,
-    code: int = 300,
-    random: int = 300,
-    length: int = 64,
+    prompts: BenchPrompts | None = None,
     rounds: int = 3,
     proposers: str | None = None,
-    seed: int = 0,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Many prompts at once: seconds to invert them all, beside batched plain forward passes over them all.
@@ -204,48 +222,47 @@ def bench_throughput(
     ``fraction_of_forward`` is plain seconds over ours, medians of the rounds; the proposer is built before
     them (``setup_seconds``). ``misses`` are positions whose first proposal was refused.
     """
-    counts = {"default:prose": prose, "default:code": code, "random": random}
-    if rounds < 1 or length < 1 or sum(counts.values()) < 1:
-        raise OptionError("A benchmark needs rounds and prompts.", "Give numbers of at least 1.")
+    if rounds < 1:
+        raise OptionError(f"rounds is {rounds}.", "Give at least 1.")
     chosen = parse_layers(layers, model.n_layers)
-    prompts = _prompts(model, counts, length, seed)
-    size = max(1, _PLAIN_BATCH_TOKENS // length)
-    batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+    prompts = prompts or BenchPrompts(prose=400, code=300, random=300)
+    ids = prompts.gather(model)
+    size = max(1, _PLAIN_BATCH_TOKENS // prompts.length)
 
     def plain() -> None:
-        for batch in batches:
-            plain_forward(model, batch)
+        for start in range(0, len(ids), size):
+            plain_forward(model, ids[start : start + size])
 
     plain()  # warm
     forward = statistics.median(seconds(plain, model.device) for _ in range(rounds))
     table: dict[str, Any] = {}
     for done, layer in enumerate(chosen):
         progress(done, len(chosen), f"layers, now {layer}")
-        states = capture(model, prompts, [layer], batch_tokens=_PLAIN_BATCH_TOKENS)
-        found: list[Inversion] = []
+        table[str(layer)] = _many(model, layer, ids, rounds, proposers)
+        took = table[str(layer)]["seconds"]
+        table[str(layer)] |= {"ratio_to_forward": took / forward, "fraction_of_forward": forward / took}
+    return {"layers": table, "forward_seconds": forward, **_conditions(model, prompts)}
 
-        def work(states: States = states, layer: Layer = layer, found: list[Inversion] = found) -> None:
-            found[:] = invert(model, states, layer, proposers=proposers)
 
-        setup = _setup(work, model)
-        took = statistics.median(seconds(work, model.device) for _ in range(rounds))
-        table[str(layer)] = {
-            "exact": sum(one.claims(ids) for one, ids in zip(found, prompts, strict=True)),
-            "statuses": _statuses(found),
-            "prompts": len(prompts),
-            "seconds": took,
-            "setup_seconds": setup,
-            "ratio_to_forward": took / forward,
-            "fraction_of_forward": forward / took,
-            "misses": sum(map(_misses, found)),
-            "worst_tests_at_a_position": max(position.tests for r in found for position in r.positions),
-            "forward_tokens_a_token": sum(r.forward_tokens for r in found) / sum(map(len, prompts)),
-            "proposer": found[0].proposer,
-        }
+def _many(
+    model: LanguageModel, layer: Layer, ids: Sequence[tuple[int, ...]], rounds: int, proposers: str | None
+) -> dict[str, Any]:
+    """All prompts inverted in one call, timed."""
+    states = capture(model, ids, [layer], batch_tokens=_PLAIN_BATCH_TOKENS)
+    results: list[Inversion] = []
+
+    def work() -> None:
+        results[:] = invert(model, states, layer, proposers=proposers)
+
+    setup = _setup(work, model)
     return {
-        "layers": table,
-        "forward_seconds": forward,
-        "prompts": {"prose": prose, "code": code, "random": random, "length": length, "seed": seed},
-        "model": model.identity.to_dict(),
-        "hardware": hardware(model),
+        "seconds": statistics.median(seconds(work, model.device) for _ in range(rounds)),
+        "setup_seconds": setup,
+        "exact": sum(one.claims(row) for one, row in zip(results, ids, strict=True)),
+        "statuses": _statuses(results),
+        "prompts": len(ids),
+        "misses": sum(map(_misses, results)),
+        "worst_tests_per_position": max(position.tests for r in results for position in r.positions),
+        "forward_tokens_per_token": sum(r.forward_tokens for r in results) / sum(map(len, ids)),
+        "proposer": results[0].proposer,
     }

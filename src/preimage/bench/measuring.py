@@ -44,10 +44,10 @@ def bench_geometry(
         )
     options = PromptOptions(count=count, length=length, seed=seed)
     limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": model.max_length}
-    found = gather(source, model.tokenizer, options, **limits)
-    states = capture(model, found, layers, positions="last", batch_tokens=4096, progress=progress)
+    prompts = gather(source, model.tokenizer, options, **limits)
+    states = capture(model, prompts, layers, positions="last", batch_tokens=4096, progress=progress)
     prepared: list[PromptDistances] = []
-    ready = seconds(lambda: prepared.append(PromptDistances(found.ids, model.device)), model.device)
+    ready = seconds(lambda: prepared.append(PromptDistances(prompts.ids, model.device)), model.device)
     measured: dict[str, dict[str, float]] = {}
     for number, layer in enumerate(states.layers):
         measured[str(layer)] = _timed(states.last(layer).to(model.device), prepared[0], rounds)

@@ -80,14 +80,13 @@ def inversion(
     json: Json = False,
 ) -> None:
     """Inversion against a plain forward pass and against SIPIT, on the same prompts in one run."""
-    from preimage.bench import bench_inversion
+    from preimage.bench import BenchPrompts, SipitRuns, bench_inversion
 
     loaded = _load(model, dtype, device, layers)
     with progress_bar() as progress:
         result = bench_inversion(
-            loaded, layers, prose=prose, code=code, random=random, length=length,
-            sipit_prompts=sipit_prompts, sipit_length=sipit_length, sipit_seconds=sipit_seconds,
-            proposers=proposers, seed=seed, progress=progress,
+            loaded, layers, prompts=BenchPrompts(prose, code, random, length, seed), proposers=proposers,
+            sipit=SipitRuns(sipit_prompts, sipit_length, sipit_seconds), progress=progress,
         )  # fmt: skip
     if json:
         print_json({"schema": SCHEMA, "command": "bench inversion", **result})
@@ -121,13 +120,13 @@ def throughput(
     json: Json = False,
 ) -> None:
     """Inversion of many prompts at once against batched plain forward passes over them; for a GPU."""
-    from preimage.bench import bench_throughput
+    from preimage.bench import BenchPrompts, bench_throughput
 
     loaded = _load(model, dtype, device, layers)
     with progress_bar() as progress:
         result = bench_throughput(
-            loaded, layers, prose=prose, code=code, random=random, length=length, rounds=rounds,
-            proposers=proposers, seed=seed, progress=progress,
+            loaded, layers, prompts=BenchPrompts(prose, code, random, length, seed), rounds=rounds,
+            proposers=proposers, progress=progress,
         )  # fmt: skip
     if json:
         print_json({"schema": SCHEMA, "command": "bench throughput", **result})

@@ -134,7 +134,7 @@ def _show_margins(found: list[Inversion], model: LanguageModel) -> None:
     """The margin at every position, with a bar on a logarithmic scale."""
     for index, result in enumerate(found):
         proved = [position for position in result.positions if position.margin is not None]
-        logs = [math.log10(max(position.margin or 0.0, position.tolerance)) for position in proved]
+        logs = [math.log10(max(position.margin or 0.0, position.radius)) for position in proved]
         low, high = min(logs, default=0.0) - 0.5, max(logs, default=0.0)
         rows = []
         for position, log in zip(proved, logs, strict=True):

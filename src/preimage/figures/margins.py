@@ -23,7 +23,7 @@ def margin_figure(result: Inversion, name: Callable[[int], str]) -> go.Figure:
     curves = {
         "margin D: the nearest other token": [p.margin for p in proved],
         "tolerated noise D/2": [p.tolerated_noise for p in proved],
-        "tolerance of the verifier": [p.tolerance for p in proved],
+        "tolerance of the verifier": [p.radius for p in proved],
         "distance that was accepted": [p.distance for p in proved],
     }
     figure = go.Figure()

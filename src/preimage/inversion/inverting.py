@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -15,22 +16,29 @@ from torch import Tensor
 from preimage.errors import LayerError, OptionError
 from preimage.inversion.baselines.published import UncachedPrefix
 from preimage.inversion.engine.budget import Budget
-from preimage.inversion.engine.fast import FastInverter, RepairPolicy
+from preimage.inversion.engine.fast import FastInverter
 from preimage.inversion.engine.last_position import invert_last
+from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.outcomes import make_result, say_how, say_of_last, with_status
 from preimage.inversion.engine.policies import GradientPolicy, InterruptedPolicy, Policy, RandomPolicy
-from preimage.inversion.engine.proving import prove, search_everywhere
+from preimage.inversion.engine.proof import prove, search_everywhere
 from preimage.inversion.engine.search import Outcome, Search
-from preimage.inversion.engine.twins import rivals_of
-from preimage.inversion.engine.verifier import FAR, Trial, Verifier
-from preimage.inversion.options import InvertOptions
-from preimage.inversion.proposers.registry import Proposer, build_proposer
+from preimage.inversion.engine.verifier import FAR, CandidatePrefix, Verifier
+from preimage.inversion.options import InvertChanges, InvertOptions
+from preimage.inversion.proposers.registry import GRADIENT, build_proposer
+from preimage.inversion.proposers.standard import Proposer
 from preimage.inversion.result import Inversion
 from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.states import States, noise_of
 from preimage.storage import Run
+
+_BATCH_TOKENS = 2**16  # tokens inverted together on a GPU
+_PADDING = 1.25  # longest prompt of a batch over its shortest
+_GRADIENT = (3, 128)  # gradient proposals come after so many ranked batches, and are so many
+_proposers: weakref.WeakKeyDictionary[LanguageModel, dict[tuple[object, ...], Proposer]]
+_proposers = weakref.WeakKeyDictionary()
 
 
 def invert(
@@ -41,15 +49,36 @@ def invert(
     options: InvertOptions | None = None,
     out: str | Path | None = None,
     progress: Progress = silent,
-    **changes: Any,
+    **changes: Unpack[InvertChanges],
 ) -> list[Inversion]:
     """Recover every prompt from its states at one layer.
 
-    ``changes`` are fields of :class:`InvertOptions`, e.g. ``method="brute-force"``. A prompt is searched
-    position by position; what is returned as ``recovered`` was verified against the states, position by
-    position and as a whole. With ``out`` each result is kept in that run folder as it is found, and calling
-    again continues it. States of another model or layer are not refused here: they come back as
-    ``not_recovered`` (``states.require_made_by(model)`` refuses them at once).
+    What is returned as ``recovered`` was verified against the states, position by position and as a whole.
+    States of another model or layer are not refused here: they come back as ``not_recovered``
+    (``states.require_made_by(model)`` refuses them at once).
+
+    Args:
+        model: the model that made the states.
+        states: captured states, or a tensor (position x d_model, or prompt x position x d_model).
+        layer: where the states were taken; may be left out where ``states`` holds one layer.
+        options: how to search; ``changes`` are fields of it, such as ``method="brute-force"``.
+        out: a run folder: each result is kept there as it is found, and calling again continues it.
+        progress: told how many batches of prompts are done.
+
+    Returns:
+        One result for each prompt, in their order.
+
+    Cost: about two forward passes over a prompt with a lens; at worst a test of the whole vocabulary at every
+    position. The first call for a model and layer also measures noise and builds what proposes.
+
+    Example:
+        >>> import preimage
+        >>> from preimage.models import new_model
+        >>> model = new_model("llama", (16, 1, 2), vocabulary=50, max_length=16, device="cpu")
+        >>> states = preimage.capture(model, [[7, 3, 9]], layers=1)
+        >>> (result,) = preimage.invert(model, states, proposers="prior")
+        >>> result.status, result.token_ids
+        ('recovered', (7, 3, 9))
     """
     began = time.perf_counter()
     chosen = replace(options or InvertOptions(), **changes)
@@ -61,56 +90,22 @@ def invert(
     if chosen.prove and states.positions != "all":
         raise OptionError("These states keep the last position alone.", "Prove states of every position.")
     states.require_width(model)
-    verifier = _verifier(model, states, at, chosen)
+    work = _Inverting(model, states, _verifier(model, states, at, chosen), chosen)
     states.require_finite(at)  # before any work is done
     run = Run(_plan(model, states, at, chosen), out)
     results = {int(key): Inversion.from_dict(item) for key, item in run.items.items()}
-    open_ = run.left(range(len(states)))
-    engine, proposer = None, ""
-    if chosen.method == "fast" and states.positions == "all" and open_:
-        reading = _proposer(model, at, chosen.wanted)
-        engine, proposer = (
-            FastInverter(model, verifier, reading, _repair_policy(model, verifier, chosen)),
-            reading.name,
-        )
-        engine.prepare(max(states.lengths[index] for index in open_))
+    batches = work.batches(run.left(range(len(states))))
     setup = time.perf_counter() - began
 
-    def invert_some(indices: tuple[int, ...]) -> None:
-        found = (
-            _invert_together(model, states, indices, verifier, chosen, engine)
-            if engine is not None
-            else [_invert_one(model, states, indices[0], verifier, chosen)]
-        )
-        for index, result in zip(indices, found, strict=True):
-            result = replace(result, proposer=proposer, setup_seconds=setup)
-            if chosen.prove:
-                result = _proved(model, result, states.at(index, at), verifier, chosen, progress)
-            run.keep(index, result)
-            results[index] = result
+    def invert_batch(indices: tuple[int, ...]) -> None:
+        for index, result in zip(indices, work.invert(indices, progress), strict=True):
+            results[index] = replace(result, setup_seconds=setup)
+            run.keep(index, results[index])
 
-    batches = _batches(states, open_, engine is not None, model)
-    run.each(batches, invert_some, progress, "batches of prompts inverted")
-    found = [results[index] for index in range(len(states))]
-    run.finish(lambda: [result.to_dict() for result in found])
-    return found
-
-
-def _batches(states: States, open_: list[int], together: bool, model: LanguageModel) -> list[tuple[int, ...]]:
-    """Which prompts go together: many of about one length where a GPU has room for them, else one by one."""
-    if not together or model.device.type == "cpu":
-        return [(index,) for index in open_]
-    batches: list[list[int]] = []
-    lengths = states.lengths
-    for index in sorted(open_, key=lengths.__getitem__):
-        length = lengths[index]
-        latest = batches[-1] if batches else []
-        alike = latest and length <= _PADDING * lengths[latest[0]]
-        if alike and (len(latest) + 1) * length <= _BATCH_TOKENS:
-            latest.append(index)
-        else:
-            batches.append([index])
-    return [tuple(batch) for batch in batches]
+    run.each(batches, invert_batch, progress, "batches of prompts inverted")
+    in_order = [results[index] for index in range(len(states))]
+    run.finish(lambda: [result.to_dict() for result in in_order])
+    return in_order
 
 
 def _plan(model: LanguageModel, states: States, layer: Layer, options: InvertOptions) -> dict[str, Any]:
@@ -135,122 +130,122 @@ def _choose_layer(states: States, layer: int | str | None, n_layers: int) -> Lay
 
 def _verifier(model: LanguageModel, states: States, layer: Layer, options: InvertOptions) -> Verifier:
     """What is allowed comes from this model on this machine, never from what came with the states."""
-    verifier = Verifier(model, layer, noise=noise_of(model, (layer,))[layer], tolerance=options.tolerance)
+    verifier = Verifier(model, layer, noise=noise_of(model, layer)[layer], tolerance=options.tolerance)
     verifier.require_above_noise(states.at(0, layer).dtype)
     return verifier
 
 
-_BATCH_TOKENS = 2**16  # tokens inverted together on a GPU
-_PADDING = 1.25  # longest prompt of a batch over its shortest
-_GRADIENT = (3, 128)  # gradient proposals come after so many ranked batches, and are so many
-_proposers: weakref.WeakKeyDictionary[LanguageModel, dict[tuple[object, ...], Proposer]]
-_proposers = weakref.WeakKeyDictionary()
+class _Inverting:
+    """How the prompts of one call are inverted: in shared passes by the fast engine, or one by one."""
 
+    def __init__(
+        self, model: LanguageModel, states: States, verifier: Verifier, options: InvertOptions
+    ) -> None:
+        self._model, self._states, self._verifier, self._options = model, states, verifier, options
+        self._engine: FastInverter | None = None
+        self._proposer = ""
 
-def _proposer(model: LanguageModel, layer: Layer, wanted: tuple[str, ...]) -> Proposer:
-    """The proposer of a layer, built once for a model in memory."""
-    known = _proposers.setdefault(model, {})
-    reading = tuple(name for name in wanted if name != "gradient")
-    if (layer, reading) not in known:
-        known[layer, reading] = build_proposer(model, layer, reading)
-    return known[layer, reading]
+    def batches(self, indices: list[int]) -> list[tuple[int, ...]]:
+        """Make ready for these prompts; which of them go together.
 
+        Many of about one length where a GPU has room for them, else each alone.
+        """
+        lengths = self._states.lengths
+        if self._options.method == "fast" and self._states.positions == "all" and indices:
+            proposer = _proposer(self._model, self._verifier.layer, self._options.chosen_proposers)
+            self._proposer = proposer.name
+            self._engine = FastInverter(self._model, self._verifier, proposer, self._repair_policy)
+            self._engine.prepare(max(lengths[index] for index in indices))
+        if self._engine is None or self._model.device.type == "cpu":
+            return [(index,) for index in indices]
+        batches: list[list[int]] = []
+        for index in sorted(indices, key=lengths.__getitem__):
+            length = lengths[index]
+            latest = batches[-1] if batches else []
+            alike = latest and length <= _PADDING * lengths[latest[0]]
+            if alike and (len(latest) + 1) * length <= _BATCH_TOKENS:
+                latest.append(index)
+            else:
+                batches.append([index])
+        return [tuple(batch) for batch in batches]
 
-def _repair_policy(model: LanguageModel, verifier: Verifier, options: InvertOptions) -> RepairPolicy:
-    """The proposer's order, with SIPIT's gradient in it where that was asked for."""
+    def invert(self, indices: tuple[int, ...], progress: Progress) -> Iterator[Inversion]:
+        """The results of one batch, one after another."""
+        observed = [self._states.at(index, self._verifier.layer) for index in indices]
+        before = self._model.forward_tokens
+        budgets = [self._budget(len(one)) for one in observed]
+        clock = budgets[0]
+        if self._engine is not None:
+            outcomes = self._engine.run(observed, budgets)
+        elif self._states.positions == "last":
+            outcomes = [invert_last(self._model, observed[0], self._verifier, budgets[0])]
+        else:
+            outcomes = [self._search(observed[0], budgets[0], indices[0])]
+        # time and tokens are divided evenly between prompts that shared passes
+        ran = (self._model.forward_tokens - before) // len(indices)
+        seconds = clock.seconds / len(indices)
+        for one, outcome, budget in zip(observed, outcomes, budgets, strict=True):
+            result = make_result(
+                self._model, outcome, self._verifier, self._options, budget.tests, seconds, ran
+            )
+            result = replace(result, proposer=self._proposer)
+            if self._states.positions == "last":
+                result = say_of_last(result)
+            yield self._proved(result, one, progress) if self._options.prove else result
 
-    def policy(prefix: Trial, observed: Tensor, ranked: Policy) -> Policy:
-        if "gradient" not in options.wanted:
+    def _budget(self, length: int) -> Budget:
+        bound = length * self._model.vocab_size
+        return Budget(min(self._options.max_tests or bound, bound), self._options.timeout)
+
+    def _repair_policy(self, prefix: CandidatePrefix, observed: Tensor, ranked: Policy) -> Policy:
+        """The proposer's order, with SIPIT's gradient in it where that was asked for."""
+        if GRADIENT not in self._options.chosen_proposers:
             return ranked
-        generator = torch.Generator().manual_seed(options.seed)
-        descent = GradientPolicy(model, prefix, observed, verifier.observe, options, generator)
+        generator = torch.Generator().manual_seed(self._options.seed)
+        observe = self._verifier.observe
+        descent = GradientPolicy(self._model, prefix, observed, observe, self._options, generator)
         return InterruptedPolicy(ranked, descent, *_GRADIENT)
 
-    return policy
+    def _search(self, observed: Float[Tensor, "position d"], budget: Budget, index: int) -> Outcome:
+        """SIPIT or brute force, position by position."""
+        model, verifier, options = self._model, self._verifier, self._options
+        prefix: CandidatePrefix = model.prefix(verifier.layer)
+        if options.published_cost:
+            prefix = UncachedPrefix(model, verifier.layer)
+        generator = torch.Generator().manual_seed(options.seed + index)
 
+        def policy(position: int) -> Policy:
+            if options.method == "brute-force":
+                return RandomPolicy(model.vocab_size, prefix.max_candidates, generator)
+            return GradientPolicy(model, prefix, observed[position], verifier.observe, options, generator)
 
-def _invert_one(
-    model: LanguageModel, states: States, index: int, verifier: Verifier, options: InvertOptions
-) -> Inversion:
-    observed = states.finite_at(index, verifier.layer)
-    run_before = model.forward_tokens
-    budget = _budget(model, len(observed), options)
-    if states.positions == "last":
-        outcome = invert_last(model, observed, verifier, budget)
-    else:
-        outcome = _search(model, observed, verifier, options, budget, index)
-    ran = model.forward_tokens - run_before
-    result = make_result(model, outcome, verifier, options, budget.tests, budget.seconds, ran)
-    return result if states.positions == "all" else say_of_last(result)
+        target = verifier.target(observed)
+        return Search(target, prefix, verifier, policy, lookalikes_of(model), budget).run()
 
-
-def _proved(
-    model: LanguageModel,
-    result: Inversion,
-    observed: Tensor,
-    verifier: Verifier,
-    options: InvertOptions,
-    progress: Progress,
-) -> Inversion:
-    """The result with its proof; a proof that finds another token within reach lets a search decide anew."""
-    target = verifier.target(observed)
-    proved, holds = prove(model, result, target, verifier, progress)
-    if result.fitting == 0:
-        return proved
-    if holds:
-        listed = max(1, len(result.alternatives))
-        proved = replace(proved, complete=result.fitting == listed, reason="")
-        if result.fitting > 1:  # twins
+    def _proved(self, result: Inversion, observed: Tensor, progress: Progress) -> Inversion:
+        """The result with its proof; one that finds another token within reach lets a search decide anew."""
+        model, verifier = self._model, self._verifier
+        target = verifier.target(observed)
+        proved, holds = prove(model, result, target, verifier, progress)
+        if result.fitting == 0:
             return proved
-        return say_how(replace(proved, status="recovered", alternatives=()), model.vocab_size)
-    outcome = search_everywhere(model, proved, target, verifier, options.timeout)
-    open_ = replace(proved, reason=outcome.reason, unique=None, uniqueness="")
-    return with_status(open_, outcome, model.vocab_size)
+        if holds:
+            listed = max(1, len(result.alternatives))
+            proved = replace(proved, complete=result.fitting == listed, reason="")
+            if result.fitting > 1:  # twins
+                return proved
+            return say_how(replace(proved, status="recovered", alternatives=()), model.vocab_size)
+        outcome = search_everywhere(model, proved, target, verifier, self._options.timeout)
+        open_ = replace(proved, reason=outcome.reason, unique=None, uniqueness="")
+        return with_status(open_, outcome, model.vocab_size)
 
 
-def _budget(model: LanguageModel, length: int, options: InvertOptions) -> Budget:
-    bound = length * model.vocab_size
-    return Budget(min(options.max_tests or bound, bound), options.timeout)
-
-
-def _invert_together(
-    model: LanguageModel,
-    states: States,
-    indices: tuple[int, ...],
-    verifier: Verifier,
-    options: InvertOptions,
-    engine: FastInverter,
-) -> list[Inversion]:
-    """Prompts in shared passes; time and tokens are divided evenly between them."""
-    observed = [states.at(index, verifier.layer) for index in indices]
-    run_before = model.forward_tokens
-    budgets = [_budget(model, len(one), options) for one in observed]
-    clock = budgets[0]
-    outcomes = engine.run(observed, budgets)
-    ran, seconds = (model.forward_tokens - run_before) // len(indices), clock.seconds / len(indices)
-    return [
-        make_result(model, outcome, verifier, options, budget.tests, seconds, ran)
-        for outcome, budget in zip(outcomes, budgets, strict=True)
-    ]
-
-
-def _search(
-    model: LanguageModel,
-    observed: Tensor,
-    verifier: Verifier,
-    options: InvertOptions,
-    budget: Budget,
-    index: int,
-) -> Outcome:
-    prefix: Trial = model.prefix(verifier.layer)
-    if options.published_cost:
-        prefix = UncachedPrefix(model, verifier.layer)
-    generator = torch.Generator().manual_seed(options.seed + index)
-
-    def policy(position: int) -> Policy:
-        if options.method == "brute-force":
-            return RandomPolicy(model.vocab_size, prefix.max_candidates, generator)
-        return GradientPolicy(model, prefix, observed[position], verifier.observe, options, generator)
-
-    target = verifier.target(observed)
-    return Search(target, prefix, verifier, policy, rivals_of(model), budget).run()
+def _proposer(model: LanguageModel, layer: Layer, chosen: Sequence[str | Proposer]) -> Proposer:
+    """The proposer of a layer; of names alone, it is built once for a model in memory."""
+    names = tuple(one for one in chosen if isinstance(one, str) and one != GRADIENT)
+    if any(not isinstance(one, str) for one in chosen):
+        return build_proposer(model, layer, chosen)
+    known = _proposers.setdefault(model, {})
+    if (layer, names) not in known:
+        known[layer, names] = build_proposer(model, layer, names)
+    return known[layer, names]

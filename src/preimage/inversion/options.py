@@ -2,43 +2,77 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
 from preimage.errors import OptionError
+from preimage.inversion.proposers.registry import GRADIENT, proposer_names
+
+if TYPE_CHECKING:
+    from preimage.inversion.proposers.standard import Proposer
 
 Method: TypeAlias = Literal["fast", "sipit", "brute-force"]
 METHODS: tuple[str, ...] = get_args(Method)
-PROPOSERS = ("lens", "codebook", "prior", "gradient")
+_ABOVE_0 = ("tolerance", "max_tests", "timeout", "learning_rate", "gradient_cap", "snap_every")
+
+
+class InvertChanges(TypedDict, total=False):
+    """The fields of :class:`InvertOptions` as keywords of a call."""
+
+    method: str
+    proposers: str | tuple[str | Proposer, ...] | None
+    prove: bool
+    seed: int
+    tolerance: float | None
+    max_tests: int | None
+    timeout: float | None
+    learning_rate: float
+    gradient_cap: float
+    snap_every: int
+    patience: int | None
+    published_cost: bool
 
 
 @dataclass(frozen=True)
 class InvertOptions:
     """How to search, and when to stop.
 
-    ``fast`` proposes every position at once and verifies in whole passes; ``sipit`` is the paper's gradient
-    policy, ``brute-force`` its random one.
+    Args:
+        method: ``fast`` proposes every position at once and verifies in whole passes; ``sipit`` is the
+            paper's gradient policy, ``brute-force`` its random one.
+        proposers: what ``fast`` ranks tokens by: names and proposer objects, or names separated by commas.
+            ``lens`` (trained), ``codebook`` (fitted in closed form), ``prior`` (the model's own next-token
+            prediction), ``gradient`` (SIPIT's descent, where the ranking failed), or what was registered by
+            ``preimage.inversion.register_proposer``. None: the best there is.
+        prove: evaluate the whole vocabulary at every position of what was recovered, for the exact margin.
+        seed: of every random choice.
+        tolerance: the largest accepted distance as a share of |h_t|; None derives it from the noise floor.
+        max_tests: verifier tests for one prompt; None: positions x vocabulary.
+        timeout: seconds for one prompt.
+        learning_rate: of the gradient policy.
+        gradient_cap: its largest gradient norm.
+        snap_every: its proposals between two snaps of the proxy to a token.
+        patience: its proposals at one position before plain enumeration; None: never.
+        published_cost: run SIPIT without prefix cache, one candidate at a time, through all blocks, as its
+            authors' code does.
 
-    ``proposers`` says what ``fast`` ranks tokens by, separated by commas: ``lens`` (trained), ``codebook``
-    (fitted in closed form), ``prior`` (the model's own next-token prediction), ``gradient`` (SIPIT's descent,
-    where the ranking failed); None takes the best there is. ``prove`` evaluates the whole vocabulary at every
-    position of what was recovered, for the exact margin.
-
-    ``tolerance`` is relative to |h_t|; None derives it from the noise floor. ``published_cost`` runs SIPIT
-    without prefix cache, one candidate at a time, through all blocks, as its authors' code does.
+    Example:
+        >>> from preimage import InvertOptions
+        >>> InvertOptions(proposers=("codebook", "prior"), timeout=10.0).to_dict()["proposers"]
+        'codebook,prior'
     """
 
-    method: str = "fast"  # one of METHODS
-    proposers: str | None = None  # some of PROPOSERS, separated by commas
+    method: str = "fast"
+    proposers: str | tuple[str | Proposer, ...] | None = None
     prove: bool = False
     seed: int = 0
     tolerance: float | None = None
-    max_tests: int | None = None  # verifier tests for one prompt; None: positions x vocabulary
-    timeout: float | None = None  # seconds for one prompt
+    max_tests: int | None = None
+    timeout: float | None = None
     learning_rate: float = 1.0
-    gradient_cap: float = 1.0  # largest gradient norm
-    snap_every: int = 50  # proposals between two snaps of the proxy to a token
-    patience: int | None = 512  # gradient proposals a position before plain enumeration; None: never
+    gradient_cap: float = 1.0
+    snap_every: int = 50
+    patience: int | None = 512
     published_cost: bool = False
 
     def __post_init__(self) -> None:
@@ -48,15 +82,7 @@ class InvertOptions:
             raise OptionError("published_cost is SIPIT's or brute force's.", "Choose one of them as method.")
         if self.proposers is not None:
             self._check_proposers()
-        positive = (
-            "tolerance",
-            "max_tests",
-            "timeout",
-            "learning_rate",
-            "gradient_cap",
-            "snap_every",
-        )
-        for name in positive:
+        for name in _ABOVE_0:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise OptionError(f"{name} is {value}.", "Give a number above 0.")
@@ -64,21 +90,30 @@ class InvertOptions:
             raise OptionError(f"patience is {self.patience}.", "Give 0 or more.")
 
     def _check_proposers(self) -> None:
-        unknown = [name for name in self.wanted if name not in PROPOSERS]
-        if unknown or not self.wanted:
-            raise OptionError(
-                f"Proposers {self.proposers!r} are not known.", f"Use some of {', '.join(PROPOSERS)}."
-            )
+        names, chosen = proposer_names(), self.chosen_proposers
+        allowed = f"Use some of {', '.join(names)}, or objects with a name and a method score."
+        if not chosen:
+            raise OptionError("No proposer was given.", allowed)
+        for one in chosen:
+            usable = one in names if isinstance(one, str) else hasattr(one, "score") and hasattr(one, "name")
+            if not usable:
+                raise OptionError(f"Proposer {one!r} is not known.", allowed)
         if self.method != "fast":
             raise OptionError(f"Method {self.method} has its own order.", "Give proposers to fast alone.")
-        if self.wanted == ("gradient",):
+        if all(one == GRADIENT for one in chosen):
             raise OptionError("The gradient alone is SIPIT.", "Choose the method sipit.")
 
     @property
-    def wanted(self) -> tuple[str, ...]:
-        """The proposers that were named; none: the best there is."""
-        return tuple(name.strip() for name in (self.proposers or "").split(",") if name.strip())
+    def chosen_proposers(self) -> tuple[str | Proposer, ...]:
+        """The proposers that were chosen; none: the best there is."""
+        if isinstance(self.proposers, str):
+            return tuple(name.strip() for name in self.proposers.split(",") if name.strip())
+        return tuple(self.proposers or ())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain json types."""
-        return asdict(self)
+        """Plain json types; proposers by their names, separated by commas."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.proposers is not None:
+            names = (one if isinstance(one, str) else one.name for one in self.chosen_proposers)
+            values["proposers"] = ",".join(names)
+        return values

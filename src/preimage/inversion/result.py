@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
+from preimage.errors import RunFolderError
 from preimage.layers import Layer
-from preimage.storage import SCHEMA, write_json
+from preimage.storage import SCHEMA, read_json, write_json
 
 Status: TypeAlias = Literal["recovered", "ambiguous", "not_recovered"]
 Unique: TypeAlias = Literal["proved", "tested"]
@@ -21,7 +22,7 @@ class Position(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     token_id: int  # the accepted token, or the nearest one where none was accepted
     distance: float
-    tolerance: float
+    radius: float  # the largest accepted distance
     accepted: bool
     runner_up_id: int | None  # nearest other token among those tested
     runner_up_distance: float | None
@@ -30,19 +31,19 @@ class Position(NamedTuple):
     tolerated_noise: float | None = None  # D / 2: a state moved by less is still nearest to its own token's
 
 
-class Positions(Sequence[Position]):
+class VerifiedPositions(Sequence[Position]):
     """The verified positions of a prompt, each made when it is looked at: a batch has very many."""
 
     def __init__(
         self,
         token_ids: Sequence[int],
         distances: Sequence[float],
-        tolerances: Sequence[float],
+        radii: Sequence[float],
         tests: Sequence[int],
         runners_up: Sequence[tuple[int, float]] = (),  # none where none was tested
     ) -> None:
         self.token_ids = tuple(token_ids)
-        self._columns = distances, tolerances, tests
+        self._columns = distances, radii, tests
         self._runners_up = runners_up
 
     def __len__(self) -> int:
@@ -56,9 +57,9 @@ class Positions(Sequence[Position]):
         at = range(len(self))[index]
         if isinstance(at, range):
             return tuple(self[i] for i in at)
-        distance, tolerance, tests = (column[at] for column in self._columns)
+        distance, radius, tests = (column[at] for column in self._columns)
         rival, away = self._runners_up[at] if self._runners_up else (None, None)
-        return Position(at, self.token_ids[at], distance, tolerance, True, rival, away, int(tests))
+        return Position(at, self.token_ids[at], distance, radius, True, rival, away, int(tests))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
@@ -69,7 +70,7 @@ class Positions(Sequence[Position]):
 
 @dataclass(frozen=True)
 class Inversion:
-    """One prompt recovered from its states, or the proof that it was not.
+    """One prompt recovered from its states, or the proof that it was not. Distances are in units of a state.
 
     ``recovered``: every position verified, one pass over the whole recovered prompt reproduces the states
     within the noise, and nothing else fits. ``unique`` says how that is known: "proved" where the whole
@@ -82,6 +83,16 @@ class Inversion:
     ``margin`` is the smallest distance, over positions, from the observed state to the nearest tested token
     that is not the accepted one: an upper bound of the true margin. Once proved it is the smallest D.
     ``setup_seconds`` went by before the first prompt: measuring noise, loading or building what proposes.
+
+    Example:
+        >>> from preimage import Inversion, capture, invert
+        >>> from preimage.models import new_model
+        >>> model = new_model("llama", (16, 1, 2), vocabulary=50, max_length=16, device="cpu")
+        >>> (result,) = invert(model, capture(model, [[7, 3, 9]], layers=1), proposers="prior")
+        >>> result.positions[0].token_id, result.positions[0].accepted
+        (7, True)
+        >>> Inversion.from_dict(result.to_dict()) == result
+        True
     """
 
     status: Status
@@ -121,6 +132,20 @@ class Inversion:
     def save(self, path: str | Path) -> Path:
         """Write one json document."""
         return write_json(Path(path), {"schema": SCHEMA, "kind": "inversion", **self.to_dict()})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Inversion:
+        """The inverse of :meth:`save`."""
+        document = read_json(Path(path))
+        schema, kind = document.pop("schema", None), document.pop("kind", None)
+        try:
+            if (schema, kind) != (SCHEMA, "inversion"):
+                raise ValueError(f"its schema is {schema!r} and its kind {kind!r}")
+            return cls.from_dict(document)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunFolderError(
+                f"{path} is not a saved inversion: {error}.", "Give a file that Inversion.save wrote."
+            ) from error
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Inversion:

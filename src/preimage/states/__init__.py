@@ -2,7 +2,7 @@
 
 from preimage.states.bundle import open_states
 from preimage.states.capture import capture, encode_all
-from preimage.states.layout import Positions, group_by_length
+from preimage.states.layout import group_by_length
 from preimage.states.noise import (
     SAFETY,
     Noise,
@@ -29,7 +29,6 @@ __all__ = [
     "SAFETY",
     "Noise",
     "Observation",
-    "Positions",
     "States",
     "calibration_prompts",
     "capture",

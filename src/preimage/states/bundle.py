@@ -90,7 +90,23 @@ def _manifest(states: States, withhold_ids: bool) -> dict[str, Any]:
 
 
 def open_states(path: str | Path, *, verify: bool = True) -> States:
-    """Open a bundle without reading it into memory; its checksum is verified unless told not to."""
+    """Open a bundle that :meth:`States.save` or a capture wrote.
+
+    Args:
+        path: the bundle's folder.
+        verify: compare the checksum of the states' file, which reads it once.
+
+    Returns:
+        States on disk: only what is asked for is read into memory.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from preimage import States, open_states
+        >>> folder = tempfile.mkdtemp() + "/bundle"
+        >>> _ = States.from_tensor(torch.ones(1, 4, 16), layer=2).save(folder)
+        >>> open_states(folder).at(0, 2).shape
+        torch.Size([4, 16])
+    """
     return open_bundle(Path(path), read_manifest(Path(path)), verify=verify)
 
 

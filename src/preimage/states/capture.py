@@ -18,7 +18,7 @@ from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet, encode
 from preimage.states.bundle import UNFINISHED, finish_bundle, open_states, prepare_folder, unwritable
-from preimage.states.layout import Layout, Positions, group_by_length, tensor_name
+from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
 from preimage.states.noise import noise_floor
 from preimage.states.states import MemoryStore, States, Store
 from preimage.states.tensor_file import TensorFileReader, TensorFileWriter, file_bytes
@@ -60,7 +60,7 @@ def capture(
     """
     if positions not in ("all", "last"):
         raise OptionError(f"positions {positions!r} is not known.", "Use all or last.")
-    kept: Positions = "last" if positions == "last" else "all"
+    kept: KeptPositions = "last" if positions == "last" else "all"
     if batch_tokens is not None and batch_tokens < 1:
         raise OptionError(f"batch_tokens is {batch_tokens}.", "Give at least 1.")
     wanted = parse_layers(layers, model.n_layers)

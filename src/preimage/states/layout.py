@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from preimage.errors import StatesError
 from preimage.layers import Layer
 
-Positions: TypeAlias = Literal["all", "last"]
+KeptPositions: TypeAlias = Literal["all", "last"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Layout:
 
     groups: tuple[Group, ...]
     layers: tuple[Layer, ...]
-    positions: Positions
+    positions: KeptPositions
     d_model: int
 
     @property

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from preimage.distances import norms
 from preimage.errors import RunFolderError
-from preimage.layers import Layer
+from preimage.layers import Layer, LayerSpec, parse_layers
 from preimage.models import LanguageModel, cache_folder
 from preimage.prompts import PromptOptions, gather
 from preimage.storage import write_json
@@ -58,16 +58,31 @@ def safety(dtype: torch.dtype) -> float:
     return SAFETY if torch.finfo(dtype).eps < 1e-4 else SAFETY / 4
 
 
-def noise_floor(model: LanguageModel, layers: Sequence[Layer]) -> dict[Layer, float]:
+def noise_floor(model: LanguageModel, layers: LayerSpec) -> dict[Layer, float]:
     """Largest relative difference |h - h'|_2 / |h|_2 at each layer, over shapes and positions.
 
-    Measured once for a model (about ten short passes over all layers), then kept in this process and in the
+    Args:
+        model: the model, in the type and on the device in which it is used.
+        layers: as :func:`preimage.capture` takes them: a layer, several, ``"1,8,final"`` or ``"all"``.
+
+    Returns:
+        A share of the state's norm for each layer.
+
+    Cost: about ten short passes over all layers, once for a model; then kept in this process and in the
     user's cache.
+
+    Example:
+        >>> import preimage
+        >>> from preimage.models import new_model
+        >>> model = new_model("llama", (16, 1, 2), vocabulary=50, max_length=16, device="cpu")
+        >>> floor = preimage.noise_floor(model, 1)
+        >>> 0 < floor[1] < 1e-5
+        True
     """
-    return {layer: found.relative for layer, found in noise_of(model, layers).items()}
+    return {layer: noise.relative for layer, noise in noise_of(model, layers).items()}
 
 
-def noise_of(model: LanguageModel, layers: Sequence[Layer]) -> dict[Layer, Noise]:
+def noise_of(model: LanguageModel, layers: LayerSpec) -> dict[Layer, Noise]:
     """The same in full."""
     edition, known = _measured.get(model, (-1, None))
     if edition != model.edition:
@@ -77,7 +92,7 @@ def noise_of(model: LanguageModel, layers: Sequence[Layer]) -> dict[Layer, Noise
         if model.lasting:
             _save(model, known)
     _measured[model] = model.edition, known
-    return {layer: known[layer] for layer in layers}
+    return {layer: known[layer] for layer in parse_layers(layers, model.n_layers)}
 
 
 def measure_noise(model: LanguageModel) -> dict[Layer, Noise]:
@@ -113,8 +128,8 @@ def _widened(
 ) -> dict[Layer, Noise]:
     """Noise that also covers the differences between prompts alone and in other shapes."""
     noise = dict(noise)
-    for row, start, found in shapes:
-        for layer, states in found.items():
+    for row, start, recomputed in shapes:
+        for layer, states in recomputed.items():
             reference = alone[row][layer][start : start + len(states)]
             # a padding token's embedding may be all zeros; it has no relative error, and no noise either
             scale = norms(reference).clamp_min(torch.finfo(torch.float64).tiny)
@@ -190,8 +205,8 @@ def _cached(
     for candidates in (1, 32):
         ids = prompt[split].repeat(candidates)
         ids[1:] = torch.arange(candidates - 1) % model.vocab_size
-        found = prefix.try_layers(ids, layers)
-        yield row, split, {layer: states[:1] for layer, states in found.items()}
+        tried = prefix.try_layers(ids, layers)
+        yield row, split, {layer: states[:1] for layer, states in tried.items()}
 
 
 def calibration_prompts(model: LanguageModel, count: int = 4) -> Int[Tensor, "prompt position"]:
@@ -199,11 +214,11 @@ def calibration_prompts(model: LanguageModel, count: int = 4) -> Int[Tensor, "pr
     length = min(_LENGTH, model.max_length or _LENGTH)
     limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": model.max_length}
     sources = ["random", "random"] if model.tokenizer is None else ["default:prose:train", "random"]
-    found: list[tuple[int, ...]] = []
+    prompts: list[tuple[int, ...]] = []
     for seed, source in enumerate(sources):
         options = PromptOptions(count=count, length=length, seed=seed, keep_duplicates=True)
-        found += gather(source, model.tokenizer, options, **limits)
-    return torch.tensor(found)
+        prompts += gather(source, model.tokenizer, options, **limits)
+    return torch.tensor(prompts)
 
 
 def _cache_file(model: LanguageModel) -> Path:
@@ -227,6 +242,6 @@ def _load(model: LanguageModel) -> dict[Layer, Noise] | None:
 def _save(model: LanguageModel, noise: dict[Layer, Noise]) -> None:
     path = _cache_file(model)
     try:
-        write_json(path, {str(layer): list(found) for layer, found in noise.items()})
+        write_json(path, {str(layer): list(numbers) for layer, numbers in noise.items()})
     except RunFolderError as error:  # a cache that cannot be written costs time, nothing else
         log.warning("the noise floor could not be cached: %s", error)

@@ -15,7 +15,7 @@ from torch import Tensor
 from preimage.errors import BundleError, LayerError, StatesError
 from preimage.layers import Layer
 from preimage.models import LanguageModel, tensor_bytes
-from preimage.states.layout import Layout, Positions, group_by_length, tensor_name
+from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
 
 _ROWS = 256  # prompts looked at together
 # The types states are kept in, by the names a manifest has for them.
@@ -52,11 +52,19 @@ class MemoryStore:
 
 
 class States:
-    """States at chosen layers of a set of prompts.
+    """States at chosen layers of a set of prompts, made by :func:`preimage.capture` or :meth:`from_tensor`.
 
     ``token_ids`` is None where they were withheld; ``model`` is the identity of the model that made the
     states, None for tensors that came from elsewhere; ``noise_floor`` maps a layer to the largest relative
-    difference |h - h'| / |h| seen when the same prompts were computed in other shapes.
+    difference |h - h'| / |h| seen when the same prompts were computed in other shapes. Of states on disk only
+    what is asked for is read.
+
+    Example:
+        >>> import torch
+        >>> from preimage import States
+        >>> states = States.from_tensor(torch.randn(2, 5, 16), layer=3)
+        >>> len(states), states.lengths, tuple(states.at(0, 3).shape), tuple(states.last(3).shape)
+        (2, (5, 5), (5, 16), (2, 16))
     """
 
     def __init__(
@@ -89,7 +97,7 @@ class States:
         return self.layout.layers
 
     @property
-    def positions(self) -> Positions:
+    def positions(self) -> KeptPositions:
         """Whether every position of a prompt is kept, or only its last."""
         return self.layout.positions
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from preimage.inversion.engine.budget import BudgetSpentError
 from preimage.inversion.engine.jobs import Job
-from preimage.inversion.engine.twins import rivals_of
+from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.verifier import Verifier
-from preimage.inversion.proposers.readings import Reading
+from preimage.inversion.proposers.scores import Scores
 from preimage.layers import Layer
 from preimage.models import LanguageModel, states_of_branches
 
@@ -38,7 +38,7 @@ class Apartness:
     def __init__(self, model: LanguageModel, verifier: Verifier) -> None:
         self._model = model
         self._verifier = verifier
-        self._rivals = rivals_of(model)
+        self._lookalikes = lookalikes_of(model)
         self._now = model.edition, verifier.layer
 
     def takes_branches(self, length: int) -> bool:
@@ -59,18 +59,17 @@ class Apartness:
     def _try_branches(self, size: int) -> bool:
         layer = self._verifier.layer
         counted = self._model.forward_tokens
-        ids = (7 + 31 * torch.arange(size)) % self._model.vocab_size
+        ids = ((7 + 31 * torch.arange(size)) % self._model.vocab_size)[None]
         places = torch.tensor(sorted({0, size // 2, size - 1}))
-        plain = self._model.states(ids[None], (layer,))[layer][0]
+        plain = self._model.states(ids, (layer,))[layer][0]
         try:
-            found = states_of_branches(self._model, layer, ids[None], places[None], ids[None, places])
+            trunk, branches = states_of_branches(self._model, layer, ids, places[None], ids[:, places])
         except Exception as error:  # a model with masks of its own is asked position by position
             log.info("%s takes no masks of ours: %s", self._model.name, error)
             return False
         finally:
             self._model.forward_tokens = counted
         target = Verifier(self._model, layer, noise=self._verifier.noise).target(plain)
-        trunk, branches = found
         limits = _FAITHFUL * target.reach
         return bool(
             (target.away(trunk[0]).cpu() <= limits).all()
@@ -78,27 +77,27 @@ class Apartness:
         )
 
     def branches(
-        self, job: Job, reading: Reading, count: int
+        self, job: Job, scores: Scores, count: int
     ) -> tuple[Int[Tensor, " branch"], Int[Tensor, " branch"]]:
         """Positions and tokens still to be tried there: each one's likeliest rival, and those near it."""
         ids = job.ids[:count].tolist()
-        if not job.tested and self._rivals.unmistakable(ids):  # most are so, and there may be very many
+        if not job.tested and self._lookalikes.unmistakable(ids):  # most are so, and there may be very many
             other = (job.second[:count] != job.ids[:count]).nonzero().flatten()
             return other, job.second[other]
         branches: list[tuple[int, int]] = []
         for index, (token, second) in enumerate(zip(ids, job.second.tolist(), strict=False)):
-            twins = self._rivals.twins(token)
+            twins = self._lookalikes.twins(token)
             if second == token or second in twins:
-                likely = reading.top(job.index, index, 2 + len(twins))
+                likely = scores.top(job.index, index, 2 + len(twins))
                 second = next((other for other in likely if other != token and other not in twins), token)
-            rivals = {second, *self._rivals.near(token)} - {token, *job.tested.get(index, {})}
+            rivals = {second, *self._lookalikes.near(token)} - {token, *job.tested.get(index, {})}
             branches += [(index, rival) for rival in sorted(rivals)]
         places, tokens = torch.tensor(branches, dtype=torch.long).view(-1, 2).unbind(dim=1)
         return places, tokens
 
-    def unclear(self, job: Job, reading: Reading, count: int) -> list[int]:
+    def unclear(self, job: Job, scores: Scores, count: int) -> list[int]:
         """Those of some verified positions at which another token may fit, or is not far from it."""
-        places, tokens = self.branches(job, reading, count)
+        places, tokens = self.branches(job, scores, count)
         if job.budget.tests_left < len(tokens):
             raise BudgetSpentError("the budget is spent before it is known how far apart tokens lie")
         job.budget.check(len(tokens))
@@ -131,6 +130,6 @@ class Apartness:
             if bool(torch.isinf(tested).any()):
                 job.budget.check()
             job.note_scan(index, tested)
-            if {other for other, _ in job.possible(index)} - {*self._rivals.twins(token)}:
+            if {other for other, _ in job.possible(index)} - {*self._lookalikes.twins(token)}:
                 return index
         return None

@@ -13,23 +13,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from preimage.inversion.engine.apartness import Apartness
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.jobs import Job, replaced
+from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.policies import Policy, RankedPolicy
-from preimage.inversion.engine.search import BACKOFF_TOLERANCES, Fit, Frame, Outcome, Search, Verified
-from preimage.inversion.engine.twins import rivals_of
+from preimage.inversion.engine.search import BACKOFF_RADII, Fit, Frame, Outcome, Search, VerifiedPrompt
 from preimage.inversion.engine.verifier import Target, Verifier
-from preimage.inversion.proposers.readings import Reading
-from preimage.inversion.proposers.registry import Proposer
+from preimage.inversion.proposers.scores import Scores
+from preimage.inversion.proposers.standard import Proposer
 from preimage.models import LanguageModel, Prefix, states_of_branches
 
 # Candidates tried in rows of their own on a GPU, round after round, before a cached prefix: the first with
@@ -42,6 +43,23 @@ _WHOLE_REPAIRS = 1  # with more repairs a prompt is run from its first mismatch 
 
 # From the prefix, the observed state and the proposer's policy to the policy of a repair.
 RepairPolicy: TypeAlias = Callable[[Prefix, Tensor, Policy], Policy]
+
+
+class Step(Enum):
+    """What a prompt needs next at its first mismatch, where prompts share passes."""
+
+    RUN_REST = auto()  # the rest of the proposal was not run yet behind what is verified
+    RUN_PLAINLY = auto()  # a token was put there that only plain passes over the whole prompt accept
+    TRY_CANDIDATES = auto()  # the next candidates, each in a row of its own
+    REPAIR = auto()  # a token that fits is known, or candidates are tried on a cached prefix
+
+
+class Attempt(NamedTuple):
+    """What came of one row in a shared pass."""
+
+    reached: int  # positions that agree with what was observed, from the left
+    row: Int[Tensor, " position"]
+    distances: list[float]
 
 
 class FastInverter:
@@ -59,7 +77,7 @@ class FastInverter:
         self._verifier = verifier
         self._proposer = proposer
         self._repair_policy = repair
-        self._rivals = rivals_of(model)
+        self._lookalikes = lookalikes_of(model)
         self._apart = Apartness(model, verifier)
         self._together = model.device.type != "cpu" if together is None else together
 
@@ -74,20 +92,20 @@ class FastInverter:
             lengths = torch.tensor([len(states) for states in observed], device=self._model.device)
             padded = pad_sequence(list(observed), batch_first=True).to(self._model.device)
             valid = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
-            reading = self._proposer.read(padded, valid)
+            scores = self._proposer.score(padded, valid)
             target = self._verifier.target(padded)
-            jobs = self._jobs(padded, target, reading, lengths.tolist(), budgets)
+            jobs = self._jobs(padded, target, scores, lengths.tolist(), budgets)
             if self._together:
-                self._run_together(jobs, target, reading)
+                self._run_together(jobs, target, scores)
             else:
                 for job in jobs:
-                    self._run_alone(job, reading)
+                    self._run_alone(job, scores)
         return [job.outcome for job in jobs]  # type: ignore[misc]  # every job has ended
 
     def _jobs(
-        self, padded: Tensor, target: Target, reading: Reading, lengths: list[int], budgets: Sequence[Budget]
+        self, padded: Tensor, target: Target, scores: Scores, lengths: list[int], budgets: Sequence[Budget]
     ) -> list[Job]:
-        ids, second = (tokens.cpu() for tokens in reading.best_two())
+        ids, second = (tokens.cpu() for tokens in scores.best_two())
         make_prefix = partial(self._model.prefix, self._verifier.layer)
         return [
             Job(i, padded[i, :n], target[i, :n], ids[i, :n], second[i, :n], budget, make_prefix)
@@ -96,27 +114,27 @@ class FastInverter:
 
     # One prompt, on the keys and values its passes leave behind.
 
-    def _run_alone(self, job: Job, reading: Reading) -> None:
+    def _run_alone(self, job: Job, scores: Scores) -> None:
         whole = True
         try:
             while job.outcome is None:
                 job.check_budget()
-                self._pass(job, reading, 0 if whole else job.verified)
+                self._pass(job, scores, 0 if whole else job.verified)
                 if job.verified == len(job):
                     if whole:
-                        self._conclude(job, reading)
+                        self._conclude(job, scores)
                     whole = True
                     continue
                 job.budget.check()
-                if self._fits_plainly(job) or self._repair(job, reading):
+                if self._fits_plainly(job) or self._repair(job, scores):
                     whole = len(job.repaired) <= _WHOLE_REPAIRS
         except BudgetSpentError as spent:
             self._stop(job, spent)
 
-    def _pass(self, job: Job, reading: Reading, start: int) -> None:
+    def _pass(self, job: Job, scores: Scores, start: int) -> None:
         """Run a prompt from a position on; what agrees from the left is settled."""
         row = job.ids if job.verified == len(job) else job.affordable(len(job))
-        branches = None if start or job.plainly else self._branches(job, reading, _BESIDE)
+        branches = None if start or job.plainly else self._branches(job, scores, _BESIDE)
         if job.plainly:
             distances = self._verifier.whole_sequence(row.tolist(), job.target[: len(row)])
         elif branches is not None:
@@ -135,37 +153,35 @@ class FastInverter:
         job.refuse(row, job.verified, distances)
         job.count_tests(before, job.verified, len(row))
 
-    def _branches(self, job: Job, reading: Reading, longest: int) -> tuple[Tensor, Tensor] | None:
+    def _branches(self, job: Job, scores: Scores, longest: int) -> tuple[Tensor, Tensor] | None:
         """The rivals to run beside a whole prompt; None where they are better tried later, or not at all."""
         if len(job) > longest or not self._apart.takes_branches(len(job)):
             return None
-        branches = self._apart.branches(job, reading, len(job))
+        branches = self._apart.branches(job, scores, len(job))
         enough = job.budget.tests_left >= len(job) + len(branches[0])
         return branches if enough and 0 < len(branches[0]) <= max(longest, len(job)) else None
 
     # Many prompts in shared passes.
 
-    def _run_together(self, jobs: list[Job], target: Target, reading: Reading) -> None:
-        self._with_rivals(jobs, target, reading)
-        open_ = [job for job in jobs if not job.distances]
-        rows = {job.index: [job.affordable(len(job))] for job in open_}
-        begun = [job for job in jobs if job.distances and job.verified < len(job)]
-        rows |= {job.index: some for job in begun if (some := self._next(job, reading))}
-        while rows:
-            self._round(jobs, target, rows, reading)
+    def _run_together(self, jobs: list[Job], target: Target, scores: Scores) -> None:
+        self._with_rivals(jobs, target, scores)
+        rows = {job.index: self._next_rows(job, scores) for job in jobs if job.verified < len(job)}
+        while rows := {index: some for index, some in rows.items() if some}:
+            attempts = self._run_rows(jobs, target, rows)
+            for index, some in attempts.items():
+                self._keep_furthest(jobs[index], some, scores)
             left = [jobs[index] for index in rows if jobs[index].outcome is None]
-            following = {job.index: self._next(job, reading) for job in left if job.verified < len(job)}
-            rows = {index: some for index, some in following.items() if some}
+            rows = {job.index: self._next_rows(job, scores) for job in left if job.verified < len(job)}
         left = [job for job in jobs if job.outcome is None]
-        self._with_rivals(left, target, reading)
+        self._with_rivals(left, target, scores)
         for job in left:
-            self._conclude(job, reading)
+            self._conclude(job, scores)
 
-    def _with_rivals(self, jobs: list[Job], target: Target, reading: Reading) -> None:
+    def _with_rivals(self, jobs: list[Job], target: Target, scores: Scores) -> None:
         """Run prompts and rivals at every position of them, in shared passes."""
-        self._rivals.look_up([token for job in jobs for token in job.ids.tolist()])
+        self._lookalikes.look_up([token for job in jobs for token in job.ids.tolist()])
         longest = target.low.shape[1]
-        asked = [(job, self._branches(job, reading, longest)) for job in jobs]
+        asked = [(job, self._branches(job, scores, longest)) for job in jobs]
         every = [(job, branches) for job, branches in asked if branches is not None]
         size = max(1, _BATCH_TOKENS // (2 * longest))
         for start in range(0, len(every), size):
@@ -185,83 +201,100 @@ class FastInverter:
                     self._settle(job, job.ids, away[: len(job)])
                 job.note_rivals(*branches, beside[: len(branches[0])])
 
-    def _round(
-        self, jobs: list[Job], target: Target, rows: dict[int, list[Tensor]], reading: Reading
-    ) -> None:
-        """Run every row of every open prompt and keep, for each prompt, the one that gets furthest."""
-        layer = self._verifier.layer
-        every = [(index, row) for index, some in rows.items() for row in some]
-        every.sort(key=lambda item: len(item[1]))  # rows of about one length share a pass
-        found: dict[int, list[tuple[int, Tensor, list[float]]]] = {index: [] for index in rows}
-        size = max(1, _BATCH_TOKENS // target.low.shape[1])
-        for start in range(0, len(every), size):
-            part = every[start : start + size]
-            mine = [index for index, _ in part]
-            ids = pad_sequence([row for _, row in part], batch_first=True)
-            seen = self._verifier.observe(self._model.states(ids, (layer,))[layer])
-            distances = target[mine, : ids.shape[1]].away(seen).tolist()
-            for (index, row), away in zip(part, distances, strict=True):
-                job = jobs[index]
-                reach = job.agreeing(row, away)
-                job.count_tests(job.verified, reach, len(row))
-                if reach == job.verified:
-                    job.refuse(row, reach, away)
-                found[index].append((reach, row, away[: len(row)]))
-        for index, some in found.items():
-            job = jobs[index]
-            reach, row, away = max(some, key=lambda one: one[0])
-            if reach > job.verified or not job.distances:
-                job.ids = torch.cat([row, job.ids[len(row) :]])
-                job.verified, job.distances, job.stage = reach, away, 0
-                job.refuse(row, reach, away)  # what stands behind another token was refused of another prompt
-            elif reach < job.verified:  # what one shape of a pass verified another did not: noise
-                self._run_alone(job, reading)
-
-    def _next(self, job: Job, reading: Reading) -> list[Tensor]:
-        """The rows to run next for a prompt; none when it has ended."""
-        at = job.verified
-        refused = job.tested.get(at)
+    def _next_rows(self, job: Job, scores: Scores) -> list[Tensor]:
+        """The rows to run next for a prompt at its first mismatch; none when it has ended."""
         try:
-            job.budget.check(0 if job.nearest(at) is not None else 1)
-            if not refused:  # the rest of the proposal was not run yet behind what is verified
+            step = self._next_step(job)
+            if step is Step.RUN_REST:
                 return [job.affordable(len(job))]
-            if self._fits_plainly(job):
-                self._run_alone(job, reading)
+            if step is Step.RUN_PLAINLY:
+                self._run_alone(job, scores)
                 return []
-            if job.stage == len(_LADDER) or job.nearest(at) is not None:
-                return [job.ids] if self._repair(job, reading) else []
+            if step is Step.REPAIR:
+                return [job.ids] if self._repair(job, scores) else []
         except BudgetSpentError as spent:
             self._stop(job, spent)
             return []
+        return self._candidate_rows(job, scores) or self._next_rows(job, scores)
+
+    def _next_step(self, job: Job) -> Step:
+        """What a prompt needs at its first mismatch; raises where its budget does not allow it."""
+        at = job.verified
+        fits = job.nearest(at) is not None  # a rival that was tried beside the pass
+        if job.distances:  # the first pass is made in any case
+            job.budget.check(0 if fits else 1)
+        if not job.tested.get(at):
+            return Step.RUN_REST
+        if self._fits_plainly(job):
+            return Step.RUN_PLAINLY
+        return Step.REPAIR if fits or job.stage == len(_LADDER) else Step.TRY_CANDIDATES
+
+    def _candidate_rows(self, job: Job, scores: Scores) -> list[Tensor]:
+        """The next candidates at the first mismatch, each in a row of its own, as many as the ladder says."""
+        at, refused = job.verified, job.tested[job.verified]
         count = min(_LADDER[job.stage], job.budget.tests_left)
         row = job.affordable(len(job) if job.stage == 0 else at + 1, count)
         job.stage += 1
-        fresh = [t for t in reading.top(job.index, at, len(refused) + count) if t not in refused]
-        return [replaced(row, at, token) for token in fresh[:count]] or self._next(job, reading)
+        fresh = [t for t in scores.top(job.index, at, len(refused) + count) if t not in refused]
+        return [replaced(row, at, token) for token in fresh[:count]]
+
+    def _run_rows(
+        self, jobs: list[Job], target: Target, rows: dict[int, list[Tensor]]
+    ) -> dict[int, list[Attempt]]:
+        """Run every row of every open prompt, in shared passes; what each has come to, by prompt."""
+        layer = self._verifier.layer
+        every = [(index, row) for index, some in rows.items() for row in some]
+        every.sort(key=lambda item: len(item[1]))  # rows of about one length share a pass
+        attempts: dict[int, list[Attempt]] = {index: [] for index in rows}
+        size = max(1, _BATCH_TOKENS // target.low.shape[1])
+        for start in range(0, len(every), size):
+            part = every[start : start + size]
+            ids = pad_sequence([row for _, row in part], batch_first=True)
+            seen = self._verifier.observe(self._model.states(ids, (layer,))[layer])
+            distances = target[[index for index, _ in part], : ids.shape[1]].away(seen).tolist()
+            for (index, row), away in zip(part, distances, strict=True):
+                job = jobs[index]
+                reached = job.agreeing(row, away)
+                job.count_tests(job.verified, reached, len(row))
+                if reached == job.verified:
+                    job.refuse(row, reached, away)
+                attempts[index].append(Attempt(reached, row, away[: len(row)]))
+        return attempts
+
+    def _keep_furthest(self, job: Job, attempts: list[Attempt], scores: Scores) -> None:
+        """Settle what the row that got furthest has verified."""
+        reached, row, away = max(attempts, key=lambda one: one.reached)
+        if reached > job.verified or not job.distances:
+            job.ids = torch.cat([row, job.ids[len(row) :]])
+            job.verified, job.distances, job.stage = reached, away, 0
+            job.refuse(row, reached, away)  # what was refused behind another token was of another prompt
+        elif reached < job.verified:  # what one shape of a pass verified another did not: noise
+            self._run_alone(job, scores)
 
     # What both share.
 
-    def _repair(self, job: Job, reading: Reading) -> bool:
-        """Find the token of the first mismatch; False where the prompt ends there."""
+    def _repair(self, job: Job, scores: Scores) -> bool:
+        """Put the right token at the first mismatch; False where a search decided the prompt instead."""
         at = job.verified
-        nearest = job.nearest(at)  # a rival that was tried beside the pass
-        if nearest is None:
-            nearest = self._try_candidates(job, reading, at)
-        within = {token for token, distance in job.tested[at].items() if distance <= job.target.reaches[at]}
-        if nearest is None or within - {nearest, *self._rivals.twins(nearest)}:
-            self._search(job, reading, at)  # nothing fits, or several tokens may: a matter of alternatives
+        token = job.nearest(at)  # a rival that was tried beside the pass
+        if token is None:
+            token = self._try_candidates(job, scores, at)
+        reach = job.target.reaches[at]
+        may_fit = {other for other, distance in job.tested[at].items() if distance <= reach}
+        if token is None or may_fit - {token, *self._lookalikes.twins(token)}:
+            self._search(job, scores, at)  # nothing fits, or several tokens may: a matter of alternatives
             return False
-        job.put(at, nearest)
+        job.put(at, token)
         return True
 
-    def _try_candidates(self, job: Job, reading: Reading, at: int) -> int | None:
+    def _try_candidates(self, job: Job, scores: Scores, at: int) -> int | None:
         """Try tokens on the cached prefix until one fits; the nearest of its batch, None when none does."""
         prefix = job.prefix_at(at)
         known = job.tested.setdefault(at, {})
         tested = torch.full((self._model.vocab_size,), math.inf, dtype=torch.float64)
         tested[list(known)] = torch.tensor(list(known.values()), dtype=torch.float64)
         first = _FIRST_BATCH.get(self._model.device.type, _FIRST_BATCH["cpu"])
-        ranked = RankedPolicy(reading.order(job.index, at), first, prefix.max_candidates)
+        ranked = RankedPolicy(scores.order(job.index, at), first, prefix.max_candidates)
         policy = self._repair_policy(prefix, job.observed[at], ranked)
         nearest: int | None = None
         while nearest is None and len(ids := policy.propose(torch.isinf(tested))):
@@ -278,68 +311,68 @@ class FastInverter:
         """Whether the nearest refused token fits in a plain pass over the whole prompt.
 
         States of attention sinks are so long that another shape of the pass, cached or shared, can move them
-        out of tolerance. The plain pass has the final word anyway; from here on it has every word.
+        out of the radius. The plain pass decides anyway; such a prompt is run plainly from then on.
         """
         at, refused = job.verified, job.tested.get(job.verified)
         if job.plainly or not refused or job.nearest(at) is not None:
             return False
         token = min(refused, key=refused.__getitem__)
-        if refused[token] > BACKOFF_TOLERANCES * job.target.tolerances[at]:
+        if refused[token] > BACKOFF_RADII * job.target.radii[at]:
             return False
         ids = replaced(job.ids, at, token)
         distance = self._verifier.whole_sequence(ids.tolist(), job.target)[at]
         job.budget.tests += 1
-        if not distance <= job.target.tolerances[at]:
+        if not distance <= job.target.radii[at]:
             return False
         job.put(at, token)
         job.plainly = True
         return True
 
-    def _conclude(self, job: Job, reading: Reading) -> None:
+    def _conclude(self, job: Job, scores: Scores) -> None:
         """Every position is verified: it is the prompt where at every position all other tokens are far."""
         try:
-            self._end(job, reading, self._apart.unclear(job, reading, len(job)))
+            self._end(job, scores, self._apart.unclear(job, scores, len(job)))
         except BudgetSpentError as spent:
             self._stop(job, spent)
 
-    def _end(self, job: Job, reading: Reading, unclear: list[int]) -> None:
+    def _end(self, job: Job, scores: Scores, unclear: list[int]) -> None:
         try:
             open_ = self._apart.first_open(job, unclear)
         except BudgetSpentError as spent:
             self._stop(job, spent)
             return
         if open_ is not None:
-            self._search(job, reading, open_)
-        elif not self._rivals.unmistakable(job.ids.tolist()):
+            self._search(job, scores, open_)
+        elif not self._lookalikes.unmistakable(job.ids.tolist()):
             fits = self._fits(job, len(job))
             job.outcome = Outcome((fits,), fits, None, "")
         else:
-            alone = Verified(job.positions(len(job)))
+            alone = VerifiedPrompt(job.positions(len(job)))
             job.outcome = Outcome((alone,), alone, None, "")
 
     def _stop(self, job: Job, spent: BudgetSpentError) -> None:
         at = min(job.verified, len(job.distances))
         fits = self._fits(job, at)
-        found = (fits,) if at == len(job) else ()
-        job.outcome = Outcome(found, fits, None, f"Stopped at position {at}: {spent}.", undecided=True)
+        whole = (fits,) if at == len(job) else ()
+        job.outcome = Outcome(whole, fits, None, f"Stopped at position {at}: {spent}.", undecided=True)
 
-    def _search(self, job: Job, reading: Reading, start: int) -> None:
+    def _search(self, job: Job, scores: Scores, start: int) -> None:
         """Decide a prompt by a search from a position on, or from an earlier one that is not clear either."""
         try:
             job.budget.check(0)
             if start and not job.runners_up:
-                earlier = self._apart.first_open(job, self._apart.unclear(job, reading, start))
+                earlier = self._apart.first_open(job, self._apart.unclear(job, scores, start))
                 start = start if earlier is None else earlier
         except BudgetSpentError as spent:
             self._stop(job, spent)
             return
 
         def policy(position: int) -> Policy:
-            return RankedPolicy(reading.order(job.index, position), 16, job.prefix.max_candidates)
+            return RankedPolicy(scores.order(job.index, position), 16, job.prefix.max_candidates)
 
         prefix = job.prefix_at(start)
         refused = {start: job.tested.get(start, {})}
-        search = Search(job.target, prefix, self._verifier, policy, self._rivals, job.budget, refused)
+        search = Search(job.target, prefix, self._verifier, policy, self._lookalikes, job.budget, refused)
         frames = [Frame(fit, self._others(job, fit)) for fit in self._fits(job, job.verified)]
         known = [Frame(frame.chosen) for frame in frames[:start]]
         job.outcome = search.run(known, frames if job.verified == len(job) else ())
@@ -347,11 +380,11 @@ class FastInverter:
     def _others(self, job: Job, fit: Fit) -> list[Fit]:
         """What else may fit at a verified position."""
         return [
-            Fit(fit.position._replace(token_id=token, distance=away), self._rivals.twins(token))
+            Fit(fit.position._replace(token_id=token, distance=away), self._lookalikes.twins(token))
             for token, away in job.possible(fit.position.index)
             if token not in fit.twins
         ]
 
     def _fits(self, job: Job, count: int) -> tuple[Fit, ...]:
         """The first positions, as they were verified."""
-        return tuple(Fit(at, self._rivals.twins(at.token_id)) for at in job.positions(count))
+        return tuple(Fit(at, self._lookalikes.twins(at.token_id)) for at in job.positions(count))

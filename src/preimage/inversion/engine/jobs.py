@@ -14,7 +14,7 @@ from torch import Tensor
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.search import Outcome
 from preimage.inversion.engine.verifier import FAR, Target
-from preimage.inversion.result import Positions
+from preimage.inversion.result import VerifiedPositions
 from preimage.models import Prefix
 
 
@@ -77,27 +77,27 @@ class Job:
 
     def prefix_at(self, length: int) -> Prefix:
         """The cached prefix, holding just the first tokens of the prompt."""
-        wanted = self.ids[:length].tolist()
-        same = next(
-            (i for i, (a, b) in enumerate(zip(wanted, self.held, strict=False)) if a != b),
+        ids = self.ids[:length].tolist()
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(ids, self.held, strict=False)) if a != b),
             min(length, len(self.held)),
         )
-        self.prefix.crop(same)
-        if same < length:
-            self.prefix.extend(self.ids[same:length])
-        self.held = wanted
+        self.prefix.crop(shared)
+        if shared < length:
+            self.prefix.extend(self.ids[shared:length])
+        self.held = ids
         return self.prefix
 
-    def positions(self, count: int) -> Positions:
+    def positions(self, count: int) -> VerifiedPositions:
         """The first positions, as they were verified."""
         tests = self.tests or [1 + len(self.tested.get(index, {})) for index in range(count)]
-        columns = self.ids[:count].tolist(), self.distances[:count], self.target.tolerances[:count]
-        return Positions(*columns, tests[:count], self.runners_up[:count])
+        columns = self.ids[:count].tolist(), self.distances[:count], self.target.radii[:count]
+        return VerifiedPositions(*columns, tests[:count], self.runners_up[:count])
 
     def agreeing(self, row: Int[Tensor, " position"], distances: list[float]) -> int:
         """How many positions of a row agree with what was observed, counted from the left."""
-        limits = self.target.tolerances
-        misfits = (i for i, away in enumerate(distances[: len(row)]) if not away <= limits[i])
+        radii = self.target.radii
+        misfits = (i for i, away in enumerate(distances[: len(row)]) if not away <= radii[i])
         return next(misfits, len(row))
 
     def refuse(self, row: Int[Tensor, " position"], at: int, distances: list[float]) -> None:
@@ -144,7 +144,7 @@ class Job:
     def nearest(self, at: int) -> int | None:
         """The nearest of the tokens tested at a position, if it fits."""
         token, away = min(self.tested.get(at, {}).items(), key=itemgetter(1), default=(-1, math.inf))
-        return token if away <= self.target.tolerances[at] else None
+        return token if away <= self.target.radii[at] else None
 
     def note_scan(self, index: int, distances: Float[Tensor, " vocabulary"]) -> None:
         """Keep what a scan of the whole vocabulary has shown at a position."""

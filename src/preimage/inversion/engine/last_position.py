@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import chain, takewhile
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
-from preimage.inversion.engine.search import MAX_PROMPTS, Fit, Outcome
-from preimage.inversion.engine.twins import rivals_of
+from preimage.inversion.engine.lookalikes import lookalikes_of
+from preimage.inversion.engine.search import MAX_PROMPTS, Fit, Outcome, ranked_positions
 from preimage.inversion.engine.verifier import FAR, Target, Verifier
 from preimage.inversion.result import Position
 from preimage.models import LanguageModel
@@ -36,22 +37,21 @@ def invert_last(
     target = verifier.target(observed)
     tested, stopped = _scan(model, target, verifier, budget)
     reach = target.reaches[0]
-    order = tested.argsort()
-    nearest = _position(0, order, tested, target)
+    ranked = ranked_positions(0, tested, target)
+    nearest = next(ranked)
     if not nearest.distance <= reach:
         reason = stopped or (
             "Only the last position was kept, and no prompt of one token fits: the nearest, "
-            f"{nearest.token_id}, is {nearest.distance:.4g} away and {nearest.tolerance:.4g} is allowed. "
+            f"{nearest.token_id}, is {nearest.distance:.4g} away and {nearest.radius:.4g} is allowed. "
             "Longer prompts need the states of every position."
         )
         return Outcome((), (), nearest, reason, undecided=bool(stopped))
     hypotheses: list[tuple[Fit, ...]] = []
     seen: set[int] = set()
-    for rank in range(int((tested <= reach).sum())):
-        position = _position(rank, order, tested, target)
+    for position in takewhile(lambda one: one.distance <= reach, chain([nearest], ranked)):
         if position.token_id in seen or len(hypotheses) >= MAX_PROMPTS:
             continue
-        twins = rivals_of(model).twins(position.token_id)
+        twins = lookalikes_of(model).twins(position.token_id)
         seen |= {position.token_id, *twins}
         for length in _constant_lengths(model, position, verifier, target):
             hypotheses.append(tuple(Fit(position._replace(index=i), twins) for i in range(length)))
@@ -85,29 +85,14 @@ def _scan(
     return tested, ""
 
 
-def _position(rank: int, order: Tensor, tested: Float[Tensor, " vocabulary"], target: Target) -> Position:
-    token = int(order[rank])
-    other = int(order[0] if rank else order[1]) if len(order) > 1 else None
-    return Position(
-        index=0,
-        token_id=token,
-        distance=float(tested[token]),
-        tolerance=target.tolerances[0],
-        accepted=bool(tested[token] <= target.tolerances[0]),
-        runner_up_id=other,
-        runner_up_distance=None if other is None else float(tested[other]),
-        tests=int(torch.isfinite(tested).sum()),
-    )
-
-
 def _constant_lengths(
-    model: LanguageModel, found: Position, verifier: Verifier, target: Target
+    model: LanguageModel, position: Position, verifier: Verifier, target: Target
 ) -> Iterator[int]:
     """Lengths of the prompts of one token, repeated, that fit; of those longer than listed, the shortest."""
     longest = min(LONGEST, model.max_length or LONGEST)
-    once = verifier.whole_sequence([found.token_id], target)
-    fits = [1] if once[0] <= found.tolerance else []
+    once = verifier.whole_sequence([position.token_id], target)
+    fits = [1] if once[0] <= position.radius else []
     repeated = target[[0] * longest]
-    distances = verifier.whole_sequence([found.token_id] * longest, repeated)
-    fits += [k for k in range(2, longest + 1) if distances[k - 1] <= found.tolerance]
+    distances = verifier.whole_sequence([position.token_id] * longest, repeated)
+    fits += [k for k in range(2, longest + 1) if distances[k - 1] <= position.radius]
     yield from (k for k in fits if k <= _LISTED or len([n for n in fits if 1 < n < k]) == 0)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from preimage.inversion.engine.last_position import LONGEST
-from preimage.inversion.engine.search import MAX_PROMPTS, Fit, Outcome, Verified
+from preimage.inversion.engine.search import MAX_PROMPTS, Fit, Outcome, VerifiedPrompt
 from preimage.inversion.engine.verifier import Verifier
 from preimage.inversion.options import InvertOptions
 from preimage.inversion.result import Inversion, Position, Status
@@ -26,9 +26,8 @@ def make_result(
 ) -> Inversion:
     """The result of one prompt; what is the call's alone is filled in by the caller."""
     best: Sequence[Fit] = outcome.hypotheses[0] if outcome.hypotheses else outcome.partial
-    others: list[float] = []
     positions: Sequence[Position]
-    if isinstance(best, Verified):
+    if isinstance(best, VerifiedPrompt):
         positions, ids = best.positions, best.positions.token_ids
     else:
         positions = tuple(fit.position for fit in best)
@@ -94,11 +93,7 @@ def say_how(result: Inversion, vocab_size: int) -> Inversion:
         )
     some = [position for position, done in zip(result.positions, whole, strict=True) if not done]
     nearest = min(
-        (
-            p.runner_up_distance / p.tolerance
-            for p in some
-            if p.runner_up_distance is not None and p.tolerance
-        ),
+        (p.runner_up_distance / p.radius for p in some if p.runner_up_distance is not None and p.radius),
         default=math.inf,
     )
     least, most = (bound(position.tests - 1 for position in some) for bound in (min, max))
@@ -128,7 +123,7 @@ def _expand(hypotheses: tuple[Sequence[Fit], ...]) -> tuple[int, list[tuple[int,
     total = 0
     listed: list[tuple[int, ...]] = []
     for fits in hypotheses:
-        if isinstance(fits, Verified):
+        if isinstance(fits, VerifiedPrompt):
             total += 1
             listed.append(fits.positions.token_ids)
             continue

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from preimage.inversion.engine.verifier import Trial
+from preimage.inversion.engine.verifier import CandidatePrefix
 from preimage.inversion.options import InvertOptions
 from preimage.models import LanguageModel
 from preimage.states import Observation
@@ -69,9 +69,9 @@ class InterruptedPolicy:
         if self._after > 0 or self._proposals <= 0:
             self._after -= 1
             return self._first.propose(untested)
-        found = self._other.propose(untested)[: self._proposals]
-        self._proposals -= max(1, len(found))
-        return found
+        proposals = self._other.propose(untested)[: self._proposals]
+        self._proposals -= max(1, len(proposals))
+        return proposals
 
 
 class GradientPolicy:
@@ -84,7 +84,7 @@ class GradientPolicy:
     def __init__(
         self,
         model: LanguageModel,
-        prefix: Trial,
+        prefix: CandidatePrefix,
         observed: Float[Tensor, " d"],
         observe: Observation,
         options: InvertOptions,
@@ -109,16 +109,16 @@ class GradientPolicy:
         if patience is not None and self._proposed >= patience:
             nearest = self._nearness(open_).topk(min(left, self._prefix.max_candidates), largest=False)
             return nearest.indices.cpu()
-        found: list[int] = []
+        tokens: list[int] = []
         for _ in range(min(self._ahead, left)):
             self._descend()
-            found.append(int(self._nearness(open_).argmin()))
-            open_[found[-1]] = False
+            tokens.append(int(self._nearness(open_).argmin()))
+            open_[tokens[-1]] = False
             self._proposed += 1
-            if self._proposed % self._options.snap_every == 0 and len(found) < left:
+            if self._proposed % self._options.snap_every == 0 and len(tokens) < left:
                 self._proxy = self._table[int(self._nearness(open_).argmin())]
         self._ahead = 1 if self._options.published_cost else min(2 * self._ahead, _LOOKAHEAD)
-        return torch.tensor(found, dtype=torch.long)
+        return torch.tensor(tokens, dtype=torch.long)
 
     def _descend(self) -> None:
         """One step on 1/2 |F(e) - h_t|^2, its gradient's norm capped."""

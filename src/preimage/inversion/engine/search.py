@@ -3,7 +3,7 @@
 One position after another (Algorithm 1). Where several tokens may fit, the nearest is followed first and the
 others are kept; a dead end later on goes back to them, and so does the end of the prompt, to find out
 whether another prompt fits as well. A position is decided by a few tests where tokens lie far apart compared
-with the tolerance; everywhere else the whole vocabulary is tried.
+with the radius; everywhere else the whole vocabulary is tried.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, islice, product
+from itertools import chain, combinations, islice, product, takewhile
 from typing import NamedTuple, overload
 
 import torch
@@ -19,15 +19,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
+from preimage.inversion.engine.lookalikes import Lookalikes
 from preimage.inversion.engine.policies import Policy
-from preimage.inversion.engine.twins import Rivals
-from preimage.inversion.engine.verifier import FAR, Target, Trial, Verifier
-from preimage.inversion.result import Position, Positions
+from preimage.inversion.engine.verifier import FAR, CandidatePrefix, Target, Verifier
+from preimage.inversion.result import Position, VerifiedPositions
 
 MAX_PROMPTS = 64  # fitting prompts listed
 # Nothing within reach, but one token far nearer than every other: the step was noisier than the floor
 # (another shape, another device). It is followed, and the whole-sequence pass decides.
-BACKOFF_TOLERANCES = 64.0
+BACKOFF_RADII = 64.0
 _BACKOFF_RATIO = 8.0
 # Tests spent on finding out whether more prompts fit than the first: so many vocabularies, so many at least.
 _MORE, _MORE_AT_LEAST = 4, 4096
@@ -45,10 +45,10 @@ class Fit(NamedTuple):
         return min((self.position.token_id, *self.twins))
 
 
-class Verified(Sequence[Fit]):
+class VerifiedPrompt(Sequence[Fit]):
     """A prompt of which every position is verified and no token has a twin; each is made when looked at."""
 
-    def __init__(self, positions: Positions) -> None:
+    def __init__(self, positions: VerifiedPositions) -> None:
         self.positions = positions
 
     def __len__(self) -> int:
@@ -92,10 +92,10 @@ class Search:
     def __init__(
         self,
         target: Target,
-        prefix: Trial,
+        prefix: CandidatePrefix,
         verifier: Verifier,
         policy: Callable[[int], Policy],
-        rivals: Rivals,
+        lookalikes: Lookalikes,
         budget: Budget,
         refused: Mapping[int, Mapping[int, float]] | None = None,
         *,
@@ -105,7 +105,7 @@ class Search:
         self._prefix = prefix
         self._verifier = verifier
         self._policy = policy
-        self._rivals = rivals
+        self._lookalikes = lookalikes
         self._budget = budget
         self._refused = dict(refused or {})  # position -> token -> distance, of tests made elsewhere
         self._exhaustive = exhaustive
@@ -147,9 +147,9 @@ class Search:
             self._reason = f"Stopped at position {len(self.frames)}: {spent}."
             if not self._fitting:
                 self._remember_partial()
-        found = tuple(self._fitting.values())
-        partial = found[0] if found else self._partial
-        return Outcome(found, partial, self._failure, self._reason, undecided)
+        prompts = tuple(self._fitting.values())
+        partial = prompts[0] if prompts else self._partial
+        return Outcome(prompts, partial, self._failure, self._reason, undecided)
 
     def _conclude(self) -> None:
         """Check a full prompt as a whole; the first that fits, also with its alternatives exchanged.
@@ -178,8 +178,8 @@ class Search:
         """Positions, and distances there, at which a whole prompt does not fit; one that does is kept."""
         ids = [fit.position.token_id for fit in fits]
         distances = self._verifier.whole_sequence(ids, self._target)
-        limits = self._target.tolerances
-        misfits = {i: distance for i, distance in enumerate(distances) if not distance <= limits[i]}
+        radii = self._target.radii
+        misfits = {i: distance for i, distance in enumerate(distances) if not distance <= radii[i]}
         if not misfits:
             self._fitting.setdefault(
                 tuple(fit.name for fit in fits),
@@ -194,7 +194,7 @@ class Search:
         """Find what may fit at a position and step onto the nearest; False at a dead end."""
         fits, nearest = self._solve(index)
         if not fits and _stands_out(nearest):
-            fits = [Fit(nearest, self._rivals.twins(nearest.token_id))]
+            fits = [Fit(nearest, self._lookalikes.twins(nearest.token_id))]
         if not fits:
             self._fail(nearest, "No token of the vocabulary fits")
             return False
@@ -203,12 +203,23 @@ class Search:
         return True
 
     def _solve(self, index: int) -> tuple[list[Fit], Position]:
-        """Test proposals until one may fit, then its rivals, then, where they are not far away, all tokens.
+        """What may fit at a position, nearest first, twins as one; and the nearest token, fitting or not."""
+        reach = self._target.reaches[index]
+        ranked = ranked_positions(index, self._test_position(index), self._target)
+        nearest = next(ranked)
+        fits: list[Fit] = []
+        for position in takewhile(lambda one: one.distance <= reach, chain([nearest], ranked)):
+            if not any(position.token_id in fit.twins for fit in fits):
+                fits.append(Fit(position, self._lookalikes.twins(position.token_id)))
+        return fits, nearest
 
-        Returns what may fit, nearest first, and the nearest token whether it fits or not.
+    def _test_position(self, index: int) -> Float[Tensor, " vocabulary"]:
+        """The distance of every token tested at a position, infinite where one was not.
+
+        Proposals are tested until one may fit, then its rivals, then, where these are not far, all tokens.
         """
         target, reach = self._target[index], self._target.reaches[index]
-        tested = torch.full((self._rivals.vocab_size,), math.inf, dtype=torch.float64)
+        tested = torch.full((self._lookalikes.vocab_size,), math.inf, dtype=torch.float64)
         for token, distance in self._refused.pop(index, {}).items():  # behind the first prefix alone
             tested[token] = distance
         if self._likely:
@@ -221,14 +232,7 @@ class Search:
             self._test_rivals(target, tested)
             if self._exhaustive or not _all_far(tested, reach):
                 self._test(torch.isinf(tested).nonzero().flatten(), target, tested)
-        order, tests = tested.argsort(), int(torch.isfinite(tested).sum())
-        fits: list[Fit] = []
-        for token in order[: int((tested <= reach).sum())].tolist():
-            if not any(token in fit.twins for fit in fits):
-                position = self._position(index, token, tested, order, tests)
-                fits.append(Fit(position, self._rivals.twins(token)))
-        nearest = self._position(index, int(order[0]), tested, order, tests)
-        return fits, nearest
+        return tested
 
     def _test(self, ids: Int[Tensor, " candidate"], target: Target, tested: Tensor) -> None:
         for part in ids.split(self._prefix.max_candidates) if len(ids) else ():
@@ -242,26 +246,10 @@ class Search:
 
     def _test_rivals(self, target: Target, tested: Float[Tensor, " vocabulary"]) -> None:
         """Test the tokens most like the nearest one, and again if that shows a nearer one."""
-        winner = -1
-        while winner != int(tested.argmin()):
-            winner = int(tested.argmin())
-            self._test(self._rivals.of(winner, torch.isinf(tested)), target, tested)
-
-    def _position(
-        self, index: int, token: int, tested: Tensor, order: Int[Tensor, " vocabulary"], tests: int
-    ) -> Position:
-        tolerance = self._target.tolerances[index]
-        other = next((int(o) for o in order[:2] if int(o) != token), None) if tests > 1 else None
-        return Position(
-            index=index,
-            token_id=token,
-            distance=float(tested[token]),
-            tolerance=tolerance,
-            accepted=bool(tested[token] <= tolerance),
-            runner_up_id=other,
-            runner_up_distance=None if other is None else float(tested[other]),
-            tests=tests,
-        )
+        nearest = -1
+        while nearest != int(tested.argmin()):
+            nearest = int(tested.argmin())
+            self._test(self._lookalikes.rivals(nearest, torch.isinf(tested)), target, tested)
 
     def _fail(self, position: Position, what: str) -> None:
         """Remember the dead end that got furthest."""
@@ -269,7 +257,7 @@ class Search:
             self._failure = position
             self._reason = (
                 f"{what} at position {position.index}: the nearest token, {position.token_id}, is "
-                f"{position.distance:.4g} away and {position.tolerance:.4g} is allowed. The model, layer or "
+                f"{position.distance:.4g} away and {position.radius:.4g} is allowed. The model, layer or "
                 "BOS is another one, or the state was changed."
             )
             self._remember_partial()
@@ -290,6 +278,27 @@ class Search:
         return False
 
 
+def ranked_positions(index: int, tested: Float[Tensor, " vocabulary"], target: Target) -> Iterator[Position]:
+    """Every token tested at a position, nearest first.
+
+    The runner-up of the nearest token is the second nearest, that of every other token the nearest.
+    """
+    order, tests, radius = tested.argsort(), int(torch.isfinite(tested).sum()), target.radii[index]
+    for rank in range(len(order)):
+        token = int(order[rank])
+        other = None if tests < 2 else int(order[1] if rank == 0 else order[0])
+        yield Position(
+            index=index,
+            token_id=token,
+            distance=float(tested[token]),
+            radius=radius,
+            accepted=bool(tested[token] <= radius),
+            runner_up_id=other,
+            runner_up_distance=None if other is None else float(tested[other]),
+            tests=tests,
+        )
+
+
 def _all_far(tested: Float[Tensor, " vocabulary"], reach: float) -> bool:
     """Whether other tokens were tested and all of them lie far out of reach."""
     others = tested[(tested > reach) & torch.isfinite(tested)]
@@ -297,10 +306,10 @@ def _all_far(tested: Float[Tensor, " vocabulary"], reach: float) -> bool:
 
 
 def _stands_out(nearest: Position) -> bool:
-    """Whether the nearest token, though out of tolerance, is much nearer than every other."""
+    """Whether the nearest token, though outside the radius, is much nearer than every other."""
     rival = nearest.runner_up_distance
     return (
-        nearest.distance <= BACKOFF_TOLERANCES * nearest.tolerance
+        nearest.distance <= BACKOFF_RADII * nearest.radius
         and rival is not None
         and nearest.distance * _BACKOFF_RATIO <= rival
     )

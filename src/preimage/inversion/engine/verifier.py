@@ -33,14 +33,14 @@ from preimage.states import (
     tempered,
 )
 
-# Tokens lie so far apart at a position that the tolerance does not matter: nothing else can fit there but
-# tokens of almost the same embedding, which are tested.
+# Radii at which another token is far: where all tested tokens are, nothing else can fit but tokens of almost
+# the same embedding, and those are tested.
 FAR = 32.0
-_SLACK = 0.25  # of the tolerance, where that is calibrated
+_SLACK = 0.25  # of the radius, where that is calibrated
 
 
 @runtime_checkable
-class Trial(Protocol):
+class CandidatePrefix(Protocol):
     """A prefix on which candidates are tried: cached, or recomputed as published."""
 
     def try_tokens(self, ids: Int[Tensor, " candidate"]) -> Float[Tensor, "candidate d_model"]:
@@ -66,35 +66,35 @@ class Trial(Protocol):
 class Target:
     """What candidates are compared with: observed states, and how near a candidate's must come.
 
-    ``reach`` is the tolerance and what another shape of the pass may add to a distance: a token within it may
-    fit, and a plain pass over the whole prompt decides.
+    ``radius`` is the largest accepted distance. ``reach`` adds what another shape of the pass may add to a
+    distance: a token within reach may fit, and a plain pass over the whole prompt decides.
     """
 
     low: Float[Tensor, "*row d"]
     high: Float[Tensor, "*row d"]
     weights: Float[Tensor, "*row d"] | None
-    tolerance: Float[Tensor, "*row"]
+    radius: Float[Tensor, "*row"]
     reach: Float[Tensor, "*row"]
 
     def __getitem__(self, rows: Any) -> Target:
         low, weights = self.low[rows], None if self.weights is None else self.weights[rows]
         high = low if self.high is self.low else self.high[rows]
-        return Target(low, high, weights, self.tolerance[rows], self.reach[rows])
+        return Target(low, high, weights, self.radius[rows], self.reach[rows])
 
     def __len__(self) -> int:
         return len(self.low)
 
     @cached_property
-    def tolerances(self) -> list[float]:
-        """The largest accepted distance at each position."""
-        found: list[float] = self.tolerance.tolist()
-        return found
+    def radii(self) -> list[float]:
+        """The radius at each position."""
+        radii: list[float] = self.radius.tolist()
+        return radii
 
     @cached_property
     def reaches(self) -> list[float]:
-        """The largest distance at which a token may still fit, at each position."""
-        found: list[float] = self.reach.tolist()
-        return found
+        """The reach at each position."""
+        reaches: list[float] = self.reach.tolist()
+        return reaches
 
     def away(self, seen: Float[Tensor, "*other d"]) -> Float[Tensor, "*result"]:
         """How far states are from what was observed, float64."""
@@ -126,14 +126,14 @@ class Verifier:
         self.layer: Layer = layer
         self.observe = observe
         self.noise = noise
-        self._given = tolerance
+        self._tolerance = tolerance
 
     def require_above_noise(self, stored: torch.dtype) -> None:
         """Refuse a tolerance that states of this type cannot meet."""
         lowest = self.noise.relative + storage_roundoff(stored, self._model.dtype)
-        if self._given is not None and self._given < lowest:
+        if self._tolerance is not None and self._tolerance < lowest:
             raise OptionError(
-                f"A tolerance of {self._given:g} lies below the noise floor of layer {self.layer}, "
+                f"A tolerance of {self._tolerance:g} lies below the noise floor of layer {self.layer}, "
                 f"{lowest:.3g}.",
                 "Give a larger one, or none to have it calibrated.",
             )
@@ -145,10 +145,10 @@ class Verifier:
         weights = outlier_weights(exact)
         calm = norms(tempered(exact, weights)).cpu()
         radius = noise_radius(self.noise, calm, self._model.dtype)
-        if self._given is not None:
-            tolerance = self._given * lengths
+        if self._tolerance is not None:
+            given = self._tolerance * lengths
             slack = torch.minimum(safety(self._model.dtype) * self.noise.relative * lengths, 4 * radius)
-            return Target(exact, exact, None, tolerance, tolerance + slack)
+            return Target(exact, exact, None, given, given + slack)
         stored = stored_type(observed)
         low = high = exact
         if storage_roundoff(stored, self._model.dtype):
@@ -157,7 +157,7 @@ class Verifier:
         return Target(low, high, weights.to(torch.float64), radius, (1 + _SLACK) * radius)
 
     def distances(
-        self, prefix: Trial, ids: Int[Tensor, " candidate"], target: Target
+        self, prefix: CandidatePrefix, ids: Int[Tensor, " candidate"], target: Target
     ) -> Float[Tensor, " candidate"]:
         """How far F(v; prefix, t) of every candidate v is from the target, on the CPU."""
         return target.away(self.observe(prefix.try_tokens(ids))).cpu()

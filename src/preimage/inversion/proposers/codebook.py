@@ -8,20 +8,30 @@ least-squares problems over some ten thousand tokens, text and random ones, are 
 
 from __future__ import annotations
 
+import logging
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from preimage.errors import RunFolderError
 from preimage.inversion.proposers.lens import Standardise, window
-from preimage.inversion.proposers.readings import Keys, Part
+from preimage.inversion.proposers.scores import Keys, Part
 from preimage.layers import Layer
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, cache_folder
 from preimage.prompts import PromptOptions, gather
+from preimage.storage import write_tensors
 
+log = logging.getLogger(__name__)
+
+_RECIPE = 1  # raise when the fit changes
 _LENGTH = 64
-_TOKENS_A_REGRESSOR = 8
+_TOKENS_PER_REGRESSOR = 8
 _MOST_TOKENS = 2**17
 _RIDGE = (1e-2, 1e-3)  # of sinks, which are fewer, and of all others
 _SHRINKAGE = 0.02  # of the noise's covariance towards a multiple of the identity
@@ -45,15 +55,15 @@ class Codebook(nn.Module):
         self, model: LanguageModel, layer: Layer, features: Float[Tensor, "vocabulary d_features"]
     ) -> None:
         """Run the sample through the model and solve for both kinds of positions."""
-        tokens = min(_TOKENS_A_REGRESSOR * (features.shape[1] + 2 * model.d_model), _MOST_TOKENS)
+        tokens = min(_TOKENS_PER_REGRESSOR * (features.shape[1] + 2 * model.d_model), _MOST_TOKENS)
         windows = sample(model, max(8, tokens // _LENGTH))
         generator = torch.Generator().manual_seed(1)
         pairs = torch.randint(model.vocab_size, (max(16, tokens // 4), 2), generator=generator)
         prompts = {"windows": windows, "pairs": pairs}
-        found = {k: (ids.to(model.device), _states(model, layer, ids)) for k, ids in prompts.items()}
-        self.standardise.fit(found["windows"][1], found["pairs"][1])
+        sample_of = {k: (ids.to(model.device), _states(model, layer, ids)) for k, ids in prompts.items()}
+        self.standardise.fit(sample_of["windows"][1], sample_of["pairs"][1])
         rows: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {0: [], 1: []}
-        for tokens_in, states in found.values():
+        for tokens_in, states in sample_of.values():
             x, sinks = self.standardise(states), self.standardise.sinks(states)
             around = window(x, 1)
             for kind in (0, 1):
@@ -94,6 +104,29 @@ class Codebook(nn.Module):
             mine = (kind == number).nonzero().flatten()
             queries[mine] = seen[mine] @ self.read[number]
         return Part(queries, books, kind)
+
+
+def fitted_codebook(
+    model: LanguageModel, layer: Layer, features: Float[Tensor, "vocabulary d_features"]
+) -> Codebook:
+    """A codebook from the user's cache, or fitted now and put there."""
+    codebook = Codebook(model.d_model, features.shape[1]).to(model.device)
+    path = cache_path(model, layer)
+    with suppress(OSError, SafetensorError, RuntimeError):  # none there, or none that can be read
+        codebook.load_state_dict(load_file(path))
+        return codebook
+    codebook.fit(model, layer, features)
+    try:
+        write_tensors(path, codebook.state_dict())
+    except RunFolderError as error:  # a cache that cannot be written costs time, nothing else
+        log.warning("the codebook could not be cached: %s", error)
+    return codebook
+
+
+def cache_path(model: LanguageModel, layer: Layer) -> Path:
+    """Where the codebook of a model and layer is kept."""
+    folder = cache_folder() / "codebooks" / model.identity.weight_hash[:24]
+    return folder / f"layer-{layer}-v{_RECIPE}.safetensors"
 
 
 def sample(model: LanguageModel, rows: int, seed: int = 0) -> Int[Tensor, "prompt position"]:

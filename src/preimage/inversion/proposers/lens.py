@@ -83,9 +83,9 @@ class Standardise(nn.Module):
 
     def sinks(self, states: Float[Tensor, "prompt position d_model"]) -> Bool[Tensor, "prompt position"]:
         """Which positions are attention sinks; the first always counts as one."""
-        found = (states.to(self.axis.dtype) - self.mean[1]) @ self.axis > self.threshold
-        found[:, :1] = True
-        return found
+        sinks = (states.to(self.axis.dtype) - self.mean[1]) @ self.axis > self.threshold
+        sinks[:, :1] = True
+        return sinks
 
     def forward(
         self, states: Float[Tensor, "prompt position d_model"]

@@ -1,216 +1,84 @@
-"""Proposers: from the states of a whole prompt to a ranking of the vocabulary at every position at once.
+"""Proposers by name: what ``proposers=`` and ``--proposers`` accept. Adding one is one registration.
 
-None of them knows the prefix and none decides anything. The lens is trained, the codebook is fitted in closed
-form, the prior is the model's own expectation of the next token.
+Names are known without torch; a builder imports what it needs when it is called.
 """
 
 from __future__ import annotations
 
-import weakref
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
+if TYPE_CHECKING:
+    from preimage.inversion.proposers.standard import Proposer
+    from preimage.layers import Layer
+    from preimage.models import LanguageModel
 
-from preimage.errors import OptionError
-from preimage.inversion.proposers.codebook import Codebook, sample
-from preimage.inversion.proposers.codebook_files import load_codebook, save_codebook
-from preimage.inversion.proposers.lens import Lens, token_features
-from preimage.inversion.proposers.lens_files import find_lens, read_lens
-from preimage.inversion.proposers.readings import Keys, Part, Reading, TurnedKeys
-from preimage.layers import Layer
-from preimage.models import LanguageModel
+# From a model, a layer, and what was built so far (None: nothing) to that with the proposer added to it.
+Builder: TypeAlias = "Callable[[LanguageModel, Layer, Proposer | None], Proposer]"
 
-Observed: TypeAlias = Float[Tensor, "prompt position d_model"]
-Valid: TypeAlias = Bool[Tensor, "prompt position"]
-
-_WEIGHTS = (0.0, 0.5, 1.0, 2.0, 4.0)  # of the prior, to choose from
-_CALIBRATION = 32  # prompts to choose on, half of them text
-_LIFT_TOKENS = 16384  # tokens carried on to another layer in one pass
+GRADIENT = "gradient"  # SIPIT's descent: it scores nothing beforehand, and serves where the ranking failed
+_BUILDERS: dict[str, Builder] = {}
 
 
-@runtime_checkable
-class Proposer(Protocol):
-    """Reads the states of prompts, padded to one length."""
+def register_proposer(name: str, build: Builder) -> None:
+    """Make a proposer known by name: ``build(model, layer, base)`` adds it to ``base``, None if it is first.
 
-    name: str
-
-    def read(self, observed: Observed, valid: Valid) -> Reading:
-        """The scores at every position; what stands at positions that are not valid means nothing."""
-
-
-class LensProposer:
-    """A trained lens, of this layer or of one above it to which the states are carried first."""
-
-    def __init__(self, model: LanguageModel, layer: Layer, lens: Lens, at: Layer) -> None:
-        self.name = f"lens-{at}"
-        self._model, self._layer, self._lens, self._at = model, layer, lens, at
-        with torch.inference_mode():
-            self._turned = TurnedKeys(lens.keys(features_of(model)), lens.bias.detach())
-
-    def read(self, observed: Observed, valid: Valid) -> Reading:
-        """Queries from each position and its neighbours."""
-        with torch.inference_mode():
-            states = _lift(self._model, observed, self._layer, self._at)
-            queries = self._turned.turn(self._lens.queries(states, valid))
-        return Reading((Part(queries.flatten(0, 1), (self._turned.keys,)),), observed.shape[1])
-
-
-class CodebookProposer:
-    """A codebook fitted for this layer."""
-
-    name = "codebook"
-
-    def __init__(self, model: LanguageModel, codebook: Codebook) -> None:
-        self._codebook = codebook
-        with torch.inference_mode():
-            self._books = codebook.keys(features_of(model))
-
-    def read(self, observed: Observed, valid: Valid) -> Reading:
-        """Nearest entries, after what the neighbours say of the context is taken out."""
-        with torch.inference_mode():
-            return Reading((self._codebook.part(observed, valid, self._books),), observed.shape[1])
-
-
-class SumProposer:
-    """Two proposers, their scores added."""
-
-    def __init__(self, first: Proposer, second: Proposer) -> None:
-        self.name = f"{first.name}+{second.name}"
-        self._both = first, second
-
-    def read(self, observed: Observed, valid: Valid) -> Reading:
-        """Both readings in one."""
-        parts = [part for proposer in self._both for part in proposer.read(observed, valid).parts]
-        return Reading(tuple(parts), observed.shape[1])
-
-
-@dataclass(frozen=True)
-class Weighting:
-    """How much the prior counts, and from which mean log-probability of the first proposals on."""
-
-    weight: float
-    threshold: float
-
-
-class PriorProposer:
-    """The model's own next-token prediction, alone or on top of another proposer.
-
-    The observed states are carried on through the remaining blocks and the LM head. On top of another
-    proposer it counts only for prompts whose first proposals look like text to the model, so that prompts of
-    random tokens do not suffer.
+    Proposers that are chosen together are built in the order in which they were registered.
     """
-
-    def __init__(
-        self, model: LanguageModel, layer: Layer, base: Proposer | None, weighting: Weighting | None = None
-    ) -> None:
-        table = model.unembedding
-        if table is None:
-            raise OptionError(f"{model.name} has no LM head, so it has no prior.", "Leave the prior out.")
-        self.name = "prior" if base is None else f"{base.name}+prior"
-        self._model, self._layer, self._base = model, layer, base
-        self._keys = Keys(table.float(), torch.zeros(len(table), device=table.device))
-        self._weighting = weighting or Weighting(1.0, -torch.inf)
-        if base is not None and weighting is None:
-            self._weighting = self._calibrate()
-
-    def read(self, observed: Observed, valid: Valid) -> Reading:
-        """Log-probabilities up to a constant a position; none at the first."""
-        with torch.inference_mode():
-            base = None if self._base is None else self._base.read(observed, valid)
-            return self._combine(base, self._expect(observed), valid, self._weighting)
-
-    def _expect(self, observed: Tensor) -> Tensor:
-        """The state before each position, as the LM head sees it."""
-        final = _lift(self._model, observed, self._layer, "final").float()
-        return torch.nn.functional.pad(final, (0, 0, 1, 0))[:, :-1]
-
-    def _combine(self, base: Reading | None, before: Tensor, valid: Tensor, weighting: Weighting) -> Reading:
-        length = before.shape[1]
-        if base is None:
-            return Reading((Part(before.flatten(0, 1), (self._keys,)),), length)
-        likely = self._likelihood(base, before, valid) > weighting.threshold
-        queries = before * (weighting.weight * likely[:, None, None])
-        return Reading((*base.parts, Part(queries.flatten(0, 1), (self._keys,))), length)
-
-    def _likelihood(self, base: Reading, before: Tensor, valid: Tensor) -> Float[Tensor, " prompt"]:
-        """The mean log-probability of the first proposals of each prompt, its first position left out."""
-        prior = Reading((Part(before.flatten(0, 1), (self._keys,)),), base.length)
-        ids = base.best().flatten()
-        found = [
-            prior.scores(rows).log_softmax(dim=1).gather(1, ids[rows, None])[:, 0] for rows in prior.slices()
-        ]
-        counted = valid.clone()
-        counted[:, 0] = False
-        total = (torch.cat(found).view(valid.shape) * counted).sum(dim=1)
-        return total / counted.sum(dim=1).clamp_min(1)
-
-    def _calibrate(self) -> Weighting:
-        """The threshold between text and random tokens, and the weight that misses least on text."""
-        assert self._base is not None
-        windows = sample(self._model, _CALIBRATION, seed=1).to(self._model.device)
-        text = len(windows) // 2
-        valid = torch.ones_like(windows, dtype=torch.bool)
-        with torch.inference_mode():
-            states = self._model.states(windows, (self._layer,))[self._layer]
-            base, before = self._base.read(states, valid), self._expect(states)
-            likely = self._likelihood(base, before, valid)
-            one, other = float(likely[:text].median()), float(likely[text:].median())
-            if self._model.tokenizer is None or one - other < 1.0:
-                return Weighting(0.0, torch.inf)
-            prior = self._combine(None, before, valid, self._weighting)
-            misses = dict.fromkeys(_WEIGHTS, 0)
-            for rows in torch.arange(text * base.length, device=windows.device).split(64):
-                apart, expected = base.scores(rows), prior.scores(rows)
-                for weight in _WEIGHTS:
-                    wrong = (apart + weight * expected).argmax(dim=1) != windows.flatten()[rows]
-                    misses[weight] += int(wrong[rows % base.length > 0].sum())
-        return Weighting(min(_WEIGHTS, key=lambda weight: misses[weight]), (one + other) / 2)
+    _BUILDERS[name] = build
 
 
-def build_proposer(model: LanguageModel, layer: Layer, wanted: tuple[str, ...] = ()) -> Proposer:
-    """What was asked for; else the best there is: a lens, or the codebook with the prior on top."""
-    lens = find_lens(model, layer) if not wanted or "lens" in wanted else None
-    if "lens" in wanted and lens is None:
-        raise OptionError(
-            f"There is no lens for layer {layer} of {model.name} or a layer above it.",
-            "Train one with `preimage lens train`, or leave the lens out.",
-        )
-    reading: list[Proposer] = []
-    if lens is not None:
-        reading.append(LensProposer(model, layer, read_lens(lens.path, model), lens.layer))
-    if "codebook" in wanted or not (wanted or reading):
-        reading.append(CodebookProposer(model, _codebook(model, layer)))
-    base = None if not reading else reading[0] if len(reading) == 1 else SumProposer(*reading)
-    if base is None or "prior" in wanted or (not wanted and lens is None and model.unembedding is not None):
-        return PriorProposer(model, layer, base)
+def proposer_names() -> tuple[str, ...]:
+    """Every name that can be chosen."""
+    return (*_BUILDERS, GRADIENT)
+
+
+def build_proposer(model: LanguageModel, layer: Layer, chosen: Sequence[str | Proposer] = ()) -> Proposer:
+    """What was chosen, scores added; nothing chosen: a lens if there is one, else codebook and prior."""
+    base: Proposer | None = None
+    for proposer in chosen:
+        if not isinstance(proposer, str):
+            base = _add(base, proposer)
+    names = chosen or _best_there_is(model, layer)
+    for name, build in _BUILDERS.items():
+        if name in names:
+            base = build(model, layer, base)
+    assert base is not None, "options refuse a choice without any"
     return base
 
 
-def _codebook(model: LanguageModel, layer: Layer) -> Codebook:
-    """From the user's cache, or fitted now and put there."""
-    features = features_of(model)
-    codebook = Codebook(model.d_model, features.shape[1]).to(model.device)
-    if not load_codebook(codebook, model, layer):
-        codebook.fit(model, layer, features)
-        save_codebook(codebook, model, layer)
-    return codebook
+def _best_there_is(model: LanguageModel, layer: Layer) -> tuple[str, ...]:
+    from preimage.inversion.proposers.lens_files import find_lens
+
+    if find_lens(model, layer) is not None:
+        return ("lens",)
+    return ("codebook",) if model.unembedding is None else ("codebook", "prior")
 
 
-_features: weakref.WeakKeyDictionary[LanguageModel, Tensor] = weakref.WeakKeyDictionary()
+def _add(base: Proposer | None, proposer: Proposer) -> Proposer:
+    from preimage.inversion.proposers.standard import SumProposer
+
+    return proposer if base is None else SumProposer(base, proposer)
 
 
-def features_of(model: LanguageModel) -> Float[Tensor, "vocabulary d_features"]:
-    """The token features, computed once for a model in memory."""
-    if model not in _features:
-        _features[model] = token_features(model).clone()
-    return _features[model]
+def _lens(model: LanguageModel, layer: Layer, base: Proposer | None) -> Proposer:
+    from preimage.inversion.proposers.standard import find_lens_proposer
+
+    return _add(base, find_lens_proposer(model, layer))
 
 
-def _lift(model: LanguageModel, observed: Tensor, layer: Layer, to: Layer) -> Tensor:
-    if layer == to:
-        return observed
-    size = max(1, _LIFT_TOKENS // observed.shape[1])
-    return torch.cat([model.lift(part, layer, to) for part in observed.split(size)])
+def _codebook(model: LanguageModel, layer: Layer, base: Proposer | None) -> Proposer:
+    from preimage.inversion.proposers.standard import CodebookProposer
+
+    return _add(base, CodebookProposer(model, layer))
+
+
+def _prior(model: LanguageModel, layer: Layer, base: Proposer | None) -> Proposer:
+    from preimage.inversion.proposers.standard import PriorProposer
+
+    return PriorProposer(model, layer, base)
+
+
+register_proposer("lens", _lens)
+register_proposer("codebook", _codebook)
+register_proposer("prior", _prior)

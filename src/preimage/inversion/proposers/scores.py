@@ -1,6 +1,6 @@
-"""Readings: how likely each token is at each position, in the eyes of a proposer.
+"""Scores: how likely each token is at each position, in the eyes of a proposer.
 
-A score is a product of a query (one a position) and a key (one a token) plus a bias; readings of several
+A score is a product of a query (one a position) and a key (one a token) plus a bias; scores of several
 proposers add up. Nothing the size of positions times vocabulary is kept: scores are computed when asked for.
 """
 
@@ -52,44 +52,44 @@ class Part:
     books: tuple[Keys, ...]
     book: Int[Tensor, " row"] | None = None  # None: the first, for all
 
-    def scores(self, rows: Int[Tensor, " some"]) -> Float[Tensor, "some vocabulary"]:
+    def at(self, rows: Int[Tensor, " some"]) -> Float[Tensor, "some vocabulary"]:
         """Scores of some positions."""
         queries = self.queries[rows]
         if self.book is None:
             return torch.addmm(self.books[0].bias, queries, self.books[0].keys.T)
         which = self.book[rows]
-        found = queries.new_empty(len(rows), len(self.books[0].bias))
+        scores = queries.new_empty(len(rows), len(self.books[0].bias))
         for number, book in enumerate(self.books):
             mine = (which == number).nonzero().flatten()
             if len(mine):
-                found[mine] = torch.addmm(book.bias, queries[mine], book.keys.T)
-        return found
+                scores[mine] = torch.addmm(book.bias, queries[mine], book.keys.T)
+        return scores
 
 
 @dataclass(frozen=True)
-class Reading:
+class Scores:
     """Scores of every token everywhere in some prompts; row p * length + t is position t of prompt p."""
 
     parts: tuple[Part, ...]
     length: int
 
-    def scores(self, rows: Int[Tensor, " some"]) -> Float[Tensor, "some vocabulary"]:
+    def at(self, rows: Int[Tensor, " some"]) -> Float[Tensor, "some vocabulary"]:
         """Scores of some rows, all parts added."""
         first, *others = self.parts
-        total = first.scores(rows)
+        total = first.at(rows)
         for part in others:
-            total += part.scores(rows)
+            total += part.at(rows)
         return total
 
     def best(self) -> Int[Tensor, "prompt position"]:
         """The first choice everywhere."""
-        found = [self.scores(rows).argmax(dim=1) for rows in self.slices()]
-        return torch.cat(found).view(-1, self.length)
+        ids = [self.at(rows).argmax(dim=1) for rows in self.slices()]
+        return torch.cat(ids).view(-1, self.length)
 
     def best_two(self) -> tuple[Int[Tensor, "prompt position"], Int[Tensor, "prompt position"]]:
         """The first and the second choice everywhere; of one token, that one twice."""
-        found = [_two(*self._likeliest(rows)) for rows in self.slices()]
-        first, second = (torch.cat(column).view(-1, self.length) for column in zip(*found, strict=True))
+        pieces = [_two(*self._likeliest(rows)) for rows in self.slices()]
+        first, second = (torch.cat(column).view(-1, self.length) for column in zip(*pieces, strict=True))
         return first, second
 
     def _likeliest(
@@ -98,7 +98,7 @@ class Reading:
         """A few tokens of every row and their scores, the two best among them."""
         (book, *_), few = self.parts[0].books, self.parts[0].books[0].few
         if not few or len(self.parts) > 1:
-            scores = self.scores(rows)
+            scores = self.at(rows)
             columns = _best(scores, 2)
             return columns, scores.gather(1, columns)
         queries = self.parts[0].queries[rows]
@@ -107,11 +107,11 @@ class Reading:
 
     def order(self, prompt: int, position: int) -> Int[Tensor, " vocabulary"]:
         """Every token at one position, most likely first."""
-        return self.scores(self._row(prompt, position))[0].argsort(descending=True)
+        return self.at(self._row(prompt, position))[0].argsort(descending=True)
 
     def top(self, prompt: int, position: int, count: int) -> list[int]:
         """The ``count`` most likely tokens at one position, most likely first."""
-        scores = self.scores(self._row(prompt, position))[0]
+        scores = self.at(self._row(prompt, position))[0]
         chosen: list[int] = scores.topk(min(count, len(scores))).indices.tolist()
         return chosen
 

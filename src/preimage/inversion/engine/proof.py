@@ -2,7 +2,7 @@
 
 D(prefix, t) = min over v != v_t of |F(v; prefix, t) - F(v_t; prefix, t)| is how far the state of any other
 token stays away. A state changed by less than D / 2 is still nearest to the state of its own token. Where
-another token comes within the tolerance, a search with the whole vocabulary everywhere decides anew.
+another token comes within reach, a search with the whole vocabulary everywhere decides anew.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from preimage.distances import row_distances
 from preimage.inversion.engine.budget import Budget
+from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.policies import RankedPolicy
 from preimage.inversion.engine.search import Fit, Frame, Outcome, Search
-from preimage.inversion.engine.twins import rivals_of
 from preimage.inversion.engine.verifier import Target, Verifier
 from preimage.inversion.result import Inversion, Position
 from preimage.models import LanguageModel, Prefix
@@ -38,11 +38,10 @@ def prove(
     for index, (token, position) in enumerate(zip(ids, result.positions, strict=False)):
         progress(index, len(ids), "positions proved")
         apart, seen = _scan(model, prefix, token, target[index], verifier)
-        twins = list(rivals_of(model).twins(token))
-        reach = target.reaches[index]
-        within = seen <= reach
-        within[[token, *twins]] = False
-        holds = holds and not bool(within.any())
+        twins = list(lookalikes_of(model).twins(token))
+        in_reach = seen <= target.reaches[index]
+        in_reach[[token, *twins]] = False
+        holds = holds and not bool(in_reach.any())
         apart[token] = torch.inf
         rival = int(apart.argmin())
         margin = float(apart[rival])
@@ -72,15 +71,15 @@ def search_everywhere(
     model: LanguageModel, result: Inversion, target: Target, verifier: Verifier, timeout: float | None
 ) -> Outcome:
     """Every prompt that fits beside the recovered one, the whole vocabulary tried at every position."""
-    rivals = rivals_of(model)
-    known = [Frame(Fit(position, rivals.twins(position.token_id))) for position in result.positions]
+    lookalikes = lookalikes_of(model)
+    known = [Frame(Fit(position, lookalikes.twins(position.token_id))) for position in result.positions]
     prefix = model.prefix(verifier.layer)
     budget = Budget(len(target) * model.vocab_size, timeout)
 
     def policy(_: int) -> RankedPolicy:
         return RankedPolicy(torch.arange(model.vocab_size), model.vocab_size, prefix.max_candidates)
 
-    return Search(target, prefix, verifier, policy, rivals, budget, exhaustive=True).run(fitting=known)
+    return Search(target, prefix, verifier, policy, lookalikes, budget, exhaustive=True).run(fitting=known)
 
 
 def _scan(

@@ -15,27 +15,27 @@ from preimage.models import LanguageModel
 
 _NEAREST = 16
 # Relative distance of what enters block 1 below which two tokens are always looked at together. Tokens
-# further apart than this, where others are FAR tolerances away, fit only if the model brings them together.
+# further apart than this, where others are FAR radii away, fit only if the model brings them together.
 NEAR = 2**-3
 _PROJECTIONS = 32
 _CHUNK = 4096  # tokens embedded at once
 _TOGETHER = 64  # tokens compared with all others at once
 _BLOCK = 256  # others of which the nearest is looked at first
-_known: weakref.WeakKeyDictionary[LanguageModel, tuple[int, Rivals]]  # by edition
+_known: weakref.WeakKeyDictionary[LanguageModel, tuple[int, Lookalikes]]  # by edition
 _known = weakref.WeakKeyDictionary()
 
 
-def rivals_of(model: LanguageModel) -> Rivals:
-    """The rivals of a model's tokens, looked up once for a model in memory."""
-    edition, rivals = _known.get(model, (-1, None))
-    if rivals is None or edition != model.edition:
-        rivals = Rivals(model)
-        _known[model] = model.edition, rivals
-    return rivals
+def lookalikes_of(model: LanguageModel) -> Lookalikes:
+    """The lookalikes of a model's tokens, kept for a model in memory until it is changed."""
+    edition, lookalikes = _known.get(model, (-1, None))
+    if lookalikes is None or edition != model.edition:
+        lookalikes = Lookalikes(model)
+        _known[model] = model.edition, lookalikes
+    return lookalikes
 
 
-class Rivals:
-    """For a token: its twins, and tokens whose embeddings are near its own.
+class Lookalikes:
+    """For a token: its twins (bit-identical embeddings), and tokens whose embeddings are near its own.
 
     Distances are between what enters block 1, the same for all models whatever follows their embedding table.
     A projection never makes a distance longer, so what is near is near in a few dimensions too: a product
@@ -86,7 +86,7 @@ class Rivals:
         for start in range(0, len(fresh), _TOGETHER):
             self._find(torch.tensor(fresh[start : start + _TOGETHER]))
 
-    def of(self, token: int, untested: Bool[Tensor, " vocabulary"]) -> Int[Tensor, " candidate"]:
+    def rivals(self, token: int, untested: Bool[Tensor, " vocabulary"]) -> Int[Tensor, " candidate"]:
         """The near tokens and the nearest by embedding that were not tested yet."""
         gap = (self._table - self._table[token]).square().sum(dim=1)
         gap[list(self.near(token))] = 0.0
@@ -97,7 +97,7 @@ class Rivals:
     @torch.inference_mode()
     def _find(self, ids: Int[Tensor, " token"]) -> None:
         reach = NEAR * self._norms[ids]
-        found: dict[int, tuple[list[int], list[int]]] = {token: ([], []) for token in ids.tolist()}
+        lists: dict[int, tuple[list[int], list[int]]] = {token: ([], []) for token in ids.tolist()}
         for part in self._hits(ids, reach).split(_CHUNK):
             rows, others = part.unbind(dim=1)
             own = ids[rows]
@@ -106,9 +106,9 @@ class Rivals:
             near = (row_distances(theirs, ours).cpu() <= reach[rows].cpu()) & ~same
             for kind, chosen in enumerate((same, near)):
                 for token, other in zip(own[chosen].tolist(), others[chosen].tolist(), strict=True):
-                    found[token][kind].append(other)
-        self._near.update({token: (tuple(twins), tuple(near)) for token, (twins, near) in found.items()})
-        self._mistakable |= {token for token, (twins, near) in found.items() if twins or near}
+                    lists[token][kind].append(other)
+        self._near.update({token: (tuple(twins), tuple(near)) for token, (twins, near) in lists.items()})
+        self._mistakable |= {token for token, (twins, near) in lists.items() if twins or near}
 
     def _hits(
         self, ids: Int[Tensor, " token"], reach: Float[Tensor, " token"]
@@ -121,8 +121,8 @@ class Rivals:
         blocks = apart.unflatten(1, (-1, _BLOCK))
         rows, block = (blocks.amin(dim=2) <= limit[:, None]).nonzero().unbind(dim=1)
         which, inside = (blocks[rows, block] <= limit[rows, None]).nonzero().unbind(dim=1)
-        found = torch.stack([rows[which], block[which] * _BLOCK + inside], dim=1).cpu()
-        return found[found[:, 1] != ids[found[:, 0]]]
+        pairs = torch.stack([rows[which], block[which] * _BLOCK + inside], dim=1).cpu()
+        return pairs[pairs[:, 1] != ids[pairs[:, 0]]]
 
     def _inputs(self, ids: Int[Tensor, " token"]) -> Float[Tensor, "token d_model"]:
         """What enters block 1 for each token, at the first position; no block runs, and none is counted."""

@@ -1,0 +1,200 @@
+"""The proposers that come with the package: lens, codebook, prior, and sums of proposers.
+
+A proposer goes from the states of a whole prompt to a ranking of the vocabulary at every position at once.
+None of them knows the prefix and none decides anything. The lens is trained, the codebook is fitted in closed
+form, the prior is the model's own expectation of the next token.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from preimage.errors import OptionError
+from preimage.inversion.proposers.codebook import fitted_codebook, sample
+from preimage.inversion.proposers.lens import Lens, token_features
+from preimage.inversion.proposers.lens_files import find_lens, read_lens
+from preimage.inversion.proposers.scores import Keys, Part, Scores, TurnedKeys
+from preimage.layers import Layer
+from preimage.models import LanguageModel
+
+Observed: TypeAlias = Float[Tensor, "prompt position d_model"]
+Valid: TypeAlias = Bool[Tensor, "prompt position"]
+
+_WEIGHTS = (0.0, 0.5, 1.0, 2.0, 4.0)  # of the prior, to choose from
+_CALIBRATION = 32  # prompts to choose on, half of them text
+_LIFT_TOKENS = 16384  # tokens carried on to another layer in one pass
+
+
+@runtime_checkable
+class Proposer(Protocol):
+    """Scores every token at every position of prompts; ``proposers=`` of an inversion takes such an object.
+
+    ``name`` is what :attr:`Inversion.proposer` says. A poor proposer costs time, never exactness.
+    """
+
+    name: str
+
+    def score(self, observed: Observed, valid: Valid) -> Scores:
+        """Scores at every position of prompts padded to one length; where not valid, they are ignored."""
+
+
+class LensProposer:
+    """A trained lens, of this layer or of one above it to which the states are carried first."""
+
+    def __init__(self, model: LanguageModel, layer: Layer, lens: Lens, at: Layer) -> None:
+        self.name = f"lens-{at}"
+        self._model, self._layer, self._lens, self._at = model, layer, lens, at
+        with torch.inference_mode():
+            self._turned = TurnedKeys(lens.keys(features_of(model)), lens.bias.detach())
+
+    def score(self, observed: Observed, valid: Valid) -> Scores:
+        """Queries from each position and its neighbours."""
+        with torch.inference_mode():
+            states = _lift(self._model, observed, self._layer, self._at)
+            queries = self._turned.turn(self._lens.queries(states, valid))
+        return Scores((Part(queries.flatten(0, 1), (self._turned.keys,)),), observed.shape[1])
+
+
+class CodebookProposer:
+    """A codebook fitted for this layer."""
+
+    name = "codebook"
+
+    def __init__(self, model: LanguageModel, layer: Layer) -> None:
+        features = features_of(model)
+        self._codebook = fitted_codebook(model, layer, features)
+        with torch.inference_mode():
+            self._books = self._codebook.keys(features)
+
+    def score(self, observed: Observed, valid: Valid) -> Scores:
+        """Nearest entries, after what the neighbours say of the context is taken out."""
+        with torch.inference_mode():
+            return Scores((self._codebook.part(observed, valid, self._books),), observed.shape[1])
+
+
+class SumProposer:
+    """Two proposers, their scores added."""
+
+    def __init__(self, first: Proposer, second: Proposer) -> None:
+        self.name = f"{first.name}+{second.name}"
+        self._both = first, second
+
+    def score(self, observed: Observed, valid: Valid) -> Scores:
+        """Both in one."""
+        parts = [part for proposer in self._both for part in proposer.score(observed, valid).parts]
+        return Scores(tuple(parts), observed.shape[1])
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """How much the prior counts, and from which mean log-probability of the first proposals on."""
+
+    weight: float
+    threshold: float
+
+
+class PriorProposer:
+    """The model's own next-token prediction, alone or on top of another proposer.
+
+    The observed states are carried on through the remaining blocks and the LM head. On top of another
+    proposer it counts only for prompts whose first proposals look like text to the model, so that prompts of
+    random tokens do not suffer.
+    """
+
+    def __init__(
+        self, model: LanguageModel, layer: Layer, base: Proposer | None, weighting: Weighting | None = None
+    ) -> None:
+        table = model.unembedding
+        if table is None:
+            raise OptionError(f"{model.name} has no LM head, so it has no prior.", "Leave the prior out.")
+        self.name = "prior" if base is None else f"{base.name}+prior"
+        self._model, self._layer, self._base = model, layer, base
+        self._keys = Keys(table.float(), torch.zeros(len(table), device=table.device))
+        self._weighting = weighting or Weighting(1.0, -torch.inf)
+        if base is not None and weighting is None:
+            self._weighting = self._calibrate()
+
+    def score(self, observed: Observed, valid: Valid) -> Scores:
+        """Log-probabilities up to a constant a position; none at the first."""
+        with torch.inference_mode():
+            base = None if self._base is None else self._base.score(observed, valid)
+            return self._combine(base, self._expect(observed), valid, self._weighting)
+
+    def _expect(self, observed: Tensor) -> Tensor:
+        """The state before each position, as the LM head sees it."""
+        final = _lift(self._model, observed, self._layer, "final").float()
+        return torch.nn.functional.pad(final, (0, 0, 1, 0))[:, :-1]
+
+    def _combine(self, base: Scores | None, before: Tensor, valid: Tensor, weighting: Weighting) -> Scores:
+        length = before.shape[1]
+        if base is None:
+            return Scores((Part(before.flatten(0, 1), (self._keys,)),), length)
+        likely = self._likelihood(base, before, valid) > weighting.threshold
+        queries = before * (weighting.weight * likely[:, None, None])
+        return Scores((*base.parts, Part(queries.flatten(0, 1), (self._keys,))), length)
+
+    def _likelihood(self, base: Scores, before: Tensor, valid: Tensor) -> Float[Tensor, " prompt"]:
+        """The mean log-probability of the first proposals of each prompt, its first position left out."""
+        prior = Scores((Part(before.flatten(0, 1), (self._keys,)),), base.length)
+        ids = base.best().flatten()
+        logs = [prior.at(rows).log_softmax(dim=1).gather(1, ids[rows, None])[:, 0] for rows in prior.slices()]
+        counted = valid.clone()
+        counted[:, 0] = False
+        total = (torch.cat(logs).view(valid.shape) * counted).sum(dim=1)
+        return total / counted.sum(dim=1).clamp_min(1)
+
+    def _calibrate(self) -> Weighting:
+        """The threshold between text and random tokens, and the weight that misses least on text."""
+        assert self._base is not None
+        windows = sample(self._model, _CALIBRATION, seed=1).to(self._model.device)
+        text = len(windows) // 2
+        valid = torch.ones_like(windows, dtype=torch.bool)
+        with torch.inference_mode():
+            states = self._model.states(windows, (self._layer,))[self._layer]
+            base, before = self._base.score(states, valid), self._expect(states)
+            likely = self._likelihood(base, before, valid)
+            one, other = float(likely[:text].median()), float(likely[text:].median())
+            if self._model.tokenizer is None or one - other < 1.0:
+                return Weighting(0.0, torch.inf)
+            prior = self._combine(None, before, valid, self._weighting)
+            misses = dict.fromkeys(_WEIGHTS, 0)
+            for rows in torch.arange(text * base.length, device=windows.device).split(64):
+                apart, expected = base.at(rows), prior.at(rows)
+                for weight in _WEIGHTS:
+                    wrong = (apart + weight * expected).argmax(dim=1) != windows.flatten()[rows]
+                    misses[weight] += int(wrong[rows % base.length > 0].sum())
+        return Weighting(min(_WEIGHTS, key=lambda weight: misses[weight]), (one + other) / 2)
+
+
+def find_lens_proposer(model: LanguageModel, layer: Layer) -> LensProposer:
+    """The lens for these weights and this layer, or for the nearest layer above it."""
+    info = find_lens(model, layer)
+    if info is None:
+        raise OptionError(
+            f"There is no lens for layer {layer} of {model.name} or a layer above it.",
+            "Train one with `preimage lens train`, or leave the lens out.",
+        )
+    return LensProposer(model, layer, read_lens(info.path, model), info.layer)
+
+
+_features: weakref.WeakKeyDictionary[LanguageModel, Tensor] = weakref.WeakKeyDictionary()
+
+
+def features_of(model: LanguageModel) -> Float[Tensor, "vocabulary d_features"]:
+    """The token features, computed once for a model in memory."""
+    if model not in _features:
+        _features[model] = token_features(model).clone()
+    return _features[model]
+
+
+def _lift(model: LanguageModel, observed: Tensor, layer: Layer, to: Layer) -> Tensor:
+    if layer == to:
+        return observed
+    size = max(1, _LIFT_TOKENS // observed.shape[1])
+    return torch.cat([model.lift(part, layer, to) for part in observed.split(size)])
