@@ -34,11 +34,12 @@ def test_the_screen_never_excludes_a_pair_within_its_bound(x: Tensor, arithmetic
     screen = Screen(x, arithmetic=ARITHMETICS[arithmetic])
     every = torch.arange(len(x))
     values = screen.arithmetic.product(screen.rows.left, screen.columns.right)[: len(x), : len(x)].double()
-    error = screen.bound(every, screen.columns.norms[: len(x)])
+    error = screen.value_error(screen.rows.norms[every][:, None], screen.columns.norms[: len(x)])
     true = oracle(x).fill_diagonal_(0.0)
     for column in every:
-        assert bool((values[:, column] <= screen.limits(every, true[:, column]) + error[:, column]).all())
-    assert bool((true <= screen.at_most(every, values + error)).all())
+        limits = screen.squared_limits(every, true[:, column])
+        assert bool((values[:, column] <= limits + error[:, column]).all())
+    assert bool((true <= screen.distances_at_most(every, values + error)).all())
 
 
 def test_tiles_may_be_run_in_any_order_elsewhere() -> None:  # N4
@@ -66,8 +67,8 @@ def test_between_two_sets_the_minima_enclose_the_truth() -> None:
     generator = torch.Generator().manual_seed(8)
     x, y = (7 + torch.randn(n, 20, generator=generator) for n in (300, 700))
     screen = Screen(x, y, tile=256)
-    every = torch.arange(len(screen.rows.left))
-    minima, error = screen.minima().double(), screen.bound(every, screen.columns.block_norms)
+    minima = screen.minima().double()
+    error = screen.value_error(screen.rows.norms[:, None], screen.columns.block_norms)
     true = between(x, y) * screen.scale
     blocks = torch.stack([part.amin(dim=1) for part in true.split(256, dim=1)], dim=1)
     low, high = ((minima + sign * error)[:300].clamp_min(0).sqrt() for sign in (-1, 1))
