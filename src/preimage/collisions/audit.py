@@ -24,7 +24,7 @@ from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import HardPair, PromptSet, hard_pairs
 from preimage.states import States, capture, encode_all, noise_floor, safety
-from preimage.storage import Run
+from preimage.storage import Run, decode
 
 _BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 _STATES = "states"  # in the run folder, until the run is done
@@ -73,7 +73,7 @@ def find_collisions(
         "noise_floors": safety(model.dtype),  # so many are noise; layers judged by another number do not mix
     }
     run = Run(plan, out)
-    finished = {layer: LayerCollisions.from_dict(run.items[str(layer)]) for layer in run.done(wanted)}
+    finished = {layer: decode(LayerCollisions, run.items[str(layer)]) for layer in run.done(wanted)}
     audit = _Audit(model, ids, wanted, chosen, run, progress)
     for layer in run.left(wanted):
         finished[layer] = audit.at(layer)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import html
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from preimage.errors import RunFolderError
 from preimage.layers import Layer
-from preimage.storage import SCHEMA, read_json, write_json
+from preimage.storage import Saved
 
 
 @dataclass(frozen=True)
@@ -32,11 +30,6 @@ class ComparedPair:
     distance: float
     noise_radius: float
     explanation: str
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> ComparedPair:
-        """The inverse of ``asdict``."""
-        return cls(**data | {name: tuple(data[name]) for name in ("first_ids", "second_ids")})
 
 
 @dataclass(frozen=True)
@@ -67,17 +60,6 @@ class Spacing:
     unexplained: int
     listed: tuple[ComparedPair, ...]
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Spacing:
-        """The inverse of ``asdict``."""
-        nested = {
-            "closest_pair": ComparedPair.from_dict(data["closest_pair"]),
-            "closest": tuple(map(ComparedPair.from_dict, data["closest"])),
-            "listed": tuple(map(ComparedPair.from_dict, data["listed"])),
-            "quantiles": {q: tuple(values) for q, values in data["quantiles"].items()},
-        }
-        return cls(**data | nested)
-
 
 @dataclass(frozen=True)
 class HardKind:
@@ -95,11 +77,6 @@ class HardKind:
     explained: dict[str, int]
     unexplained: int
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> HardKind:
-        """The inverse of ``asdict``."""
-        return cls(**data | {"closest_pair": ComparedPair.from_dict(data["closest_pair"])})
-
 
 @dataclass(frozen=True)
 class LayerCollisions:
@@ -114,16 +91,12 @@ class LayerCollisions:
         """Pairs within their noise radius that nothing explains."""
         return self.spacing.unexplained + sum(kind.unexplained for kind in self.hard)
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> LayerCollisions:
-        """The inverse of ``asdict``."""
-        hard = tuple(map(HardKind.from_dict, data["hard"]))
-        return cls(data["layer"], Spacing.from_dict(data["spacing"]), hard)
-
 
 @dataclass(frozen=True)
-class CollisionAudit:
+class CollisionAudit(Saved):
     """Every pair of a set of prompts compared at every chosen layer."""
+
+    _kind = "collisions"
 
     model: dict[str, Any]
     prompts: int
@@ -145,23 +118,6 @@ class CollisionAudit:
     def to_dict(self) -> dict[str, Any]:
         """Plain json types."""
         return asdict(self) | {"unexplained": self.unexplained}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> CollisionAudit:
-        """The inverse of ``to_dict``."""
-        layers = tuple(map(LayerCollisions.from_dict, data["layers"]))
-        shortest, longest = data["lengths"]
-        nested = {"lengths": (shortest, longest), "layers": layers}
-        return cls(**{name: data[name] for name in cls.__dataclass_fields__} | nested)
-
-    def save(self, path: str | Path) -> Path:
-        """Write one json document."""
-        return write_json(Path(path), {"schema": SCHEMA, "kind": "collisions", **self.to_dict()})
-
-    @classmethod
-    def load(cls, path: str | Path) -> CollisionAudit:
-        """Read what ``save`` wrote."""
-        return cls.from_dict(_read(path, "collisions"))
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat row a layer, for tables."""
@@ -189,16 +145,12 @@ class Continuation:
         """D(prefix, t) over tokens whose embeddings differ."""
         return self.spacing.margin
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Continuation:
-        """The inverse of ``asdict``."""
-        spacing = Spacing.from_dict(data["spacing"])
-        return cls(tuple(data["prefix"]), data["text"], data["layer"], spacing)
-
 
 @dataclass(frozen=True)
-class ContinuationScan:
+class ContinuationScan(Saved):
     """Exhaustive continuations of a few prefixes at one layer."""
+
+    _kind = "continuations"
 
     model: dict[str, Any]
     layer: Layer
@@ -215,21 +167,6 @@ class ContinuationScan:
         margins = [{**asdict(prefix), "margin": prefix.margin} for prefix in self.prefixes]
         return asdict(self) | {"prefixes": margins, "unexplained": self.unexplained}
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> ContinuationScan:
-        """The inverse of ``to_dict``."""
-        prefixes = tuple(map(Continuation.from_dict, data["prefixes"]))
-        return cls(data["model"], data["layer"], data["options"], prefixes)
-
-    def save(self, path: str | Path) -> Path:
-        """Write one json document."""
-        return write_json(Path(path), {"schema": SCHEMA, "kind": "continuations", **self.to_dict()})
-
-    @classmethod
-    def load(cls, path: str | Path) -> ContinuationScan:
-        """Read what ``save`` wrote."""
-        return cls.from_dict(_read(path, "continuations"))
-
     def rows(self) -> list[dict[str, Any]]:
         """One flat row a prefix, for tables."""
         return [
@@ -239,15 +176,6 @@ class ContinuationScan:
 
     def _repr_html_(self) -> str:
         return _html_table(self.rows())
-
-
-def _read(path: str | Path, kind: str) -> dict[str, Any]:
-    document = read_json(Path(path))
-    if document.get("kind") != kind:
-        raise RunFolderError(
-            f"{path} holds {document.get('kind') or 'something else'}, not {kind}.", "Give a saved result."
-        )
-    return document
 
 
 def _row(head: dict[str, Any], spacing: Spacing) -> dict[str, Any]:

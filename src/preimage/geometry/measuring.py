@@ -24,7 +24,7 @@ from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
 from preimage.states import States
-from preimage.storage import Run
+from preimage.storage import Run, decode
 
 _NOT_ZERO = 1e-300  # divides in place of 0
 
@@ -88,7 +88,7 @@ def measure_states(layers: MeasuredLayers, run: Run, remove: Sequence[str] = ())
     measured: dict[Layer, dict[int | None, LayerGeometry]] = {}
     for layer in run.done(wanted):
         kept = run.items[str(layer)]["precisions"]
-        measured[layer] = {one["bits"]: LayerGeometry.from_dict(one["geometry"]) for one in kept}
+        measured[layer] = {one["bits"]: decode(LayerGeometry, one["geometry"]) for one in kept}
 
     def measure(layer: Layer) -> None:
         measured[layer] = layers.at(layer)

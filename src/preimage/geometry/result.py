@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from preimage.errors import RunFolderError
 from preimage.layers import Layer
-from preimage.storage import SCHEMA, read_json, write_json
-
-Result = TypeVar("Result")
+from preimage.storage import Saved
 
 
 @dataclass(frozen=True)
@@ -97,18 +91,6 @@ class LayerGeometry:
     subsets: Subsets | None = None  # in full precision
     unexplained: int | None = None  # in full precision
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> LayerGeometry:
-        """The inverse of ``asdict``, also after json made null of what is not a number."""
-        report, subsets = data["quantised"], data["subsets"]
-        if report is not None:
-            report = StepReport(**report)
-        if subsets is not None:
-            intervals = {name: Interval(**_numbers(one)) for name, one in subsets["intervals"].items()}
-            subsets = Subsets(subsets["count"], subsets["size"], intervals)
-        floats = {field.name: data[field.name] for field in fields(cls) if field.type == "float"}
-        return cls(**data | _numbers(floats) | {"quantised": report, "subsets": subsets})
-
 
 @dataclass(frozen=True)
 class LayerSet:
@@ -118,8 +100,10 @@ class LayerSet:
 
 
 @dataclass(frozen=True)
-class Geometry:
+class Geometry(Saved):
     """How far from a collision: full precision in ``layers``, fewer bits in ``quantised``."""
+
+    _kind = "geometry"
 
     prompts: int
     prompt_distance: str  # hamming or levenshtein
@@ -127,19 +111,6 @@ class Geometry:
     layers: dict[Layer, LayerGeometry]
     quantised: dict[int, LayerSet]
     length: int | None = None  # tokens of every prompt, None where they differ
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Geometry:
-        """The inverse of :meth:`to_dict`, also after json made every key a text."""
-        quantised = {int(bits): LayerSet(_layers(some["layers"])) for bits, some in data["quantised"].items()}
-        fields = {name: data[name] for name in ("prompts", "prompt_distance", "options")}
-        fields["length"] = data.get("length")
-        return cls(**fields, layers=_layers(data["layers"]), quantised=quantised)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Geometry:
-        """The inverse of :meth:`save`."""
-        return _load(path, "geometry", cls.from_dict)
 
     @property
     def unexplained(self) -> int:
@@ -151,10 +122,6 @@ class Geometry:
         """Every precision by its name, full precision first."""
         fewer = {f"{bits} bits": some.layers for bits, some in self.quantised.items()}
         return {"full precision": self.layers, **fewer}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain json types."""
-        return asdict(self)
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat row a layer and precision, for tables; bits are None in full precision."""
@@ -171,10 +138,6 @@ class Geometry:
                 names = ("step", "relative_step", "occupancy", "certified")
                 rows.append(row | {name: report.get(name) for name in names})
         return rows
-
-    def save(self, path: str | Path) -> Path:
-        """Write one json document."""
-        return write_json(Path(path), {"schema": SCHEMA, "kind": "geometry", **self.to_dict()})
 
 
 @dataclass(frozen=True)
@@ -203,9 +166,10 @@ class SweptGeometry:
 
 
 @dataclass(frozen=True)
-class GeometrySweep:
+class GeometrySweep(Saved):
     """The same measurement over models, lengths, dtypes and quantisers, on equally many prompts."""
 
+    _kind = "geometry-sweep"
     runs: tuple[SweptGeometry, ...]
 
     @classmethod
@@ -217,11 +181,6 @@ class GeometrySweep:
             geometry = Geometry.from_dict(run | {"length": run["prompt_length"]})
             runs.append(SweptGeometry(setting, run["identity"], geometry))
         return cls(tuple(runs))
-
-    @classmethod
-    def load(cls, path: str | Path) -> GeometrySweep:
-        """The inverse of :meth:`save`."""
-        return _load(path, "geometry-sweep", cls.from_dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain json types; ``length`` is the sweep's, ``prompt_length`` what all prompts have."""
@@ -249,29 +208,3 @@ class GeometrySweep:
     def rows(self) -> list[dict[str, Any]]:
         """One flat row a run, layer and precision."""
         return [{**asdict(run.setting), **row} for run in self.runs for row in run.geometry.rows()]
-
-    def save(self, path: str | Path) -> Path:
-        """Write one json document."""
-        return write_json(Path(path), {"schema": SCHEMA, "kind": "geometry-sweep", **self.to_dict()})
-
-
-def _layers(data: dict[Any, dict[str, Any]]) -> dict[Layer, LayerGeometry]:
-    layers = [LayerGeometry.from_dict(measured) for measured in data.values()]
-    return {measured.layer: measured for measured in layers}
-
-
-def _numbers(data: dict[str, float | None]) -> dict[str, float]:
-    """What json wrote as null was not a number."""
-    return {name: math.nan if value is None else value for name, value in data.items()}
-
-
-def _load(path: str | Path, kind: str, build: Callable[[dict[str, Any]], Result]) -> Result:
-    document = read_json(Path(path))
-    try:
-        if document.get("kind") != kind:
-            raise ValueError(f"its kind is {document.get('kind')!r}")
-        return build(document)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(
-            f"{path} is not a saved {kind}: {error}.", "Give a file that .save(path) wrote."
-        ) from error

@@ -5,12 +5,10 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
-from preimage.errors import RunFolderError
 from preimage.layers import Layer
-from preimage.storage import SCHEMA, read_json, write_json
+from preimage.storage import Saved
 
 Status: TypeAlias = Literal["recovered", "ambiguous", "not_recovered"]
 Unique: TypeAlias = Literal["proved", "tested"]
@@ -69,7 +67,7 @@ class VerifiedPositions(Sequence[Position]):
 
 
 @dataclass(frozen=True)
-class Inversion:
+class Inversion(Saved):
     """One prompt recovered from its states, or the proof that it was not. Distances are in units of a state.
 
     ``recovered``: every position verified, one pass over the whole recovered prompt reproduces the states
@@ -94,6 +92,8 @@ class Inversion:
         >>> Inversion.from_dict(result.to_dict()) == result
         True
     """
+
+    _kind = "inversion"
 
     status: Status
     token_ids: tuple[int, ...]
@@ -128,33 +128,6 @@ class Inversion:
         """Plain json types."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return values | {"positions": [position._asdict() for position in self.positions]}
-
-    def save(self, path: str | Path) -> Path:
-        """Write one json document."""
-        return write_json(Path(path), {"schema": SCHEMA, "kind": "inversion", **self.to_dict()})
-
-    @classmethod
-    def load(cls, path: str | Path) -> Inversion:
-        """The inverse of :meth:`save`."""
-        document = read_json(Path(path))
-        schema, kind = document.pop("schema", None), document.pop("kind", None)
-        try:
-            if (schema, kind) != (SCHEMA, "inversion"):
-                raise ValueError(f"its schema is {schema!r} and its kind {kind!r}")
-            return cls.from_dict(document)
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunFolderError(
-                f"{path} is not a saved inversion: {error}.", "Give a file that Inversion.save wrote."
-            ) from error
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Inversion:
-        """The inverse of :meth:`to_dict`."""
-        values = dict(data)
-        values["positions"] = tuple(Position(**position) for position in data["positions"])
-        values["token_ids"] = tuple(data["token_ids"])
-        values["alternatives"] = tuple(tuple(ids) for ids in data["alternatives"])
-        return cls(**values)
 
     def _repr_html_(self) -> str:
         shown = self.text if self.text is not None else " ".join(map(str, self.token_ids))

@@ -17,12 +17,15 @@ from preimage.storage.manifest import MANIFEST, TENSORS, read_manifest, unusable
 from preimage.storage.plans import differences, require_same
 from preimage.storage.records import processor, record
 from preimage.storage.run import Run
+from preimage.storage.saved import Saved, decode
 
 __all__ = [
     "MANIFEST",
     "SCHEMA",
     "TENSORS",
     "Run",
+    "Saved",
+    "decode",
     "differences",
     "dumps",
     "plain",

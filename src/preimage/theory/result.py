@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from preimage.errors import RunFolderError
-from preimage.storage import SCHEMA, plain, read_json, write_json
+from preimage.storage import Saved, plain
 
 
 @dataclass(frozen=True)
@@ -30,8 +28,10 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class TheoryReport:
+class TheoryReport(Saved):
     """What one check found: ``subject`` says on what, ``tables`` hold the numbers behind the verdicts."""
+
+    _kind = "theory"
 
     check: str
     subject: dict[str, Any]
@@ -52,21 +52,3 @@ class TheoryReport:
         """Plain json types."""
         document: dict[str, Any] = plain({**asdict(self), "holds": self.holds})
         return document
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> TheoryReport:
-        """The inverse of ``to_dict``; a number that is not finite comes back as None."""
-        verdicts = tuple(Verdict(**verdict) for verdict in data["verdicts"])
-        return cls(data["check"], data["subject"], verdicts, data["tables"])
-
-    def save(self, path: str | Path) -> Path:
-        """Write one json document."""
-        return write_json(Path(path), {"schema": SCHEMA, "kind": "theory", **self.to_dict()})
-
-    @classmethod
-    def load(cls, path: str | Path) -> TheoryReport:
-        """Read what ``save`` wrote."""
-        document = read_json(Path(path))
-        if document.get("kind") != "theory":
-            raise RunFolderError(f"{path} is not a theory report.", "Give a file that save wrote.")
-        return cls.from_dict(document)

@@ -22,7 +22,7 @@ from preimage.models.float64 import double_copy
 from preimage.models.loading import parse_device
 from preimage.progress import Progress, silent
 from preimage.states import capture
-from preimage.storage import Run, write_text
+from preimage.storage import Run, decode, write_text
 from preimage.training.text import TrainingText, prepare_text
 from preimage.training.trainer import Recipe, Trainer, seeded, windows_of
 from preimage.training.trajectory_options import TrajectoryOptions, checkpoint_steps
@@ -62,7 +62,7 @@ def train_trajectory(
         device=target,
     )
     steps = checkpoint_steps(chosen.steps, chosen.checkpoints)
-    checkpoints = [Checkpoint.from_dict(run.items[str(step)]) for step in run.done(steps)]
+    checkpoints = [decode(Checkpoint, run.items[str(step)]) for step in run.done(steps)]
     left, kept = run.left(steps), run.place(_MODEL)
     if left or (kept is not None and not kept.exists()):
         state = run.place(_STATE)

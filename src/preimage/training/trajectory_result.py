@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from preimage.geometry.result import Geometry, LayerGeometry
 from preimage.layers import Layer
-from preimage.storage import SCHEMA, write_json
+from preimage.storage import Saved
 
 QUANTITIES = ("margin", "normalised_margin_quantile", "normalised_colipschitz_quantile")
 
@@ -53,12 +52,6 @@ class Checkpoint:
         """Plain json types, the smallest values over layers included."""
         return {**asdict(self), "geometry": self.geometry.to_dict(), "smallest": self._smallest()}
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Checkpoint:
-        """The inverse of ``to_dict``."""
-        given = {name: value for name, value in data.items() if name != "smallest"}
-        return cls(**given | {"geometry": Geometry.from_dict(data["geometry"])})
-
     def _smallest(self) -> dict[str, dict[str, Any]]:
         smallest = {quantity: self.smallest(quantity) for quantity in QUANTITIES}
         return {name: {"layer": layer, "value": value} for name, (layer, value) in smallest.items()}
@@ -91,8 +84,10 @@ class SmallestMargin:
 
 
 @dataclass(frozen=True)
-class Trajectory:
+class Trajectory(Saved):
     """Geometry along a training; ``options``, ``model`` and the fingerprints say of what."""
+
+    _kind = "trajectory"
 
     options: dict[str, Any]
     model: dict[str, Any]
@@ -127,12 +122,6 @@ class Trajectory:
             "checkpoints": [checkpoint.to_dict() for checkpoint in self.checkpoints],
         }
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Trajectory:
-        """The inverse of ``to_dict``."""
-        fields = {name: data[name] for name in ("options", "model", "probes", "text")}
-        return cls(**fields, checkpoints=tuple(map(Checkpoint.from_dict, data["checkpoints"])))
-
     def rows(self) -> list[dict[str, Any]]:
         """One flat row a checkpoint, layer and precision, for tables."""
         return [
@@ -145,10 +134,6 @@ class Trajectory:
             for checkpoint in self.checkpoints
             for row in checkpoint.geometry.rows()
         ]
-
-    def save(self, path: str | Path) -> Path:
-        """Write one json document."""
-        return write_json(Path(path), {"schema": SCHEMA, "kind": "trajectory", **self.to_dict()})
 
 
 def _change(before: float, after: float) -> float | None:
