@@ -79,19 +79,19 @@ def test_constant_prompts_collide_without_bos_and_not_with_it(smollm2: LanguageM
         spacing = found.spacing
         reason = SAME_LAST_TOKEN if found.layer == 0 else CONSTANT
         assert set(spacing.explained) == {reason}
-        assert spacing.minimum.explanation == reason
-        assert spacing.separation > 10 * spacing.minimum.floor
+        assert spacing.closest_pair.explanation == reason
+        assert spacing.margin > 10 * spacing.closest_pair.noise_radius
         assert not any({pair.first, pair.second} <= family for pair in spacing.closest)
         if found.layer != 0:
-            assert {spacing.minimum.first, spacing.minimum.second} <= family
-            assert spacing.minimum.distance <= spacing.minimum.floor
+            assert {spacing.closest_pair.first, spacing.closest_pair.second} <= family
+            assert spacing.closest_pair.distance <= spacing.closest_pair.noise_radius
         constant = next(kind for kind in found.hard if kind.kind == "constant")
         assert constant.explained == {reason: constant.pairs}
     apart = preimage.find_collisions(smollm2, prompts, layers, bos=True, hard_bases=1)
     assert apart.unexplained == 0
     for found in apart.layers[1:]:
         spacing = found.spacing
-        assert (spacing.at_floor, spacing.explained, spacing.minimum.explanation) == (0, {}, "")
-        assert spacing.minimum.distance > 10 * spacing.minimum.floor
+        assert (spacing.within_noise, spacing.explained, spacing.closest_pair.explanation) == (0, {}, "")
+        assert spacing.closest_pair.distance > 10 * spacing.closest_pair.noise_radius
         constant = next(kind for kind in found.hard if kind.kind == "constant")
-        assert (constant.at_floor, constant.explained) == (0, {})
+        assert (constant.within_noise, constant.explained) == (0, {})

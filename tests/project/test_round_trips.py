@@ -61,6 +61,8 @@ def of(kind: Any, least: int = 0) -> st.SearchStrategy[Any]:
         return st.tuples(*map(of, args))
     if origin in (tuple, Sequence):
         return st.lists(of(args[0]), min_size=least, max_size=2).map(tuple)
+    if origin is list:
+        return st.lists(of(args[0]), min_size=least, max_size=2)
     if origin is dict:
         return st.dictionaries(of(args[0]), of(args[1]), min_size=least, max_size=2)
     return recipes(kind)
