@@ -13,7 +13,7 @@ from preimage.collisions import closest_prompts
 from preimage.collisions.result import CollisionAudit, Continuation, LayerCollisions
 from preimage.errors import OptionError, RunFolderError
 from preimage.figures import spacing_figure
-from preimage.storage import Run
+from preimage.storage import Run, decode
 from support.collisions import FAMILY, PREFIXES, PROMPTS, Stopped, search, stop_at, with_twins
 from support.refusing import refused
 from support.tiny import tiny
@@ -47,11 +47,11 @@ def test_the_prompts_of_the_closest_pairs(whole: Path, tmp_path: Path) -> None:
 def test_results_survive_json(tmp_path: Path) -> None:
     audit = preimage.find_collisions(tiny("llama"), [*PROMPTS, *FAMILY], thresholds=(0.5,))
     for found in audit.layers:
-        assert LayerCollisions.from_dict(asdict(found)) == found
-        assert LayerCollisions.from_dict(json.loads(json.dumps(asdict(found)))) == found
+        assert decode(LayerCollisions, asdict(found)) == found
+        assert decode(LayerCollisions, json.loads(json.dumps(asdict(found)))) == found
     scan = preimage.scan_continuations(with_twins("llama"), PREFIXES, 2)
     for prefix in scan.prefixes:
-        assert Continuation.from_dict(json.loads(json.dumps(asdict(prefix)))) == prefix
+        assert decode(Continuation, json.loads(json.dumps(asdict(prefix)))) == prefix
     for kind, result in (("collisions", audit), ("continuations", scan)):
         saved = json.loads(result.save(tmp_path / f"{kind}.json").read_text())
         assert (saved["schema"], saved["kind"], saved["unexplained"]) == ("preimage/1", kind, 0)

@@ -17,7 +17,7 @@ _PLAIN = (int, str, bool)
 
 
 class Saved:
-    """A frozen dataclass that can be written as one json document and read again; ``_kind`` names it there."""
+    """A frozen dataclass that can be written as one json document and read again, by its ``_kind``."""
 
     _kind: ClassVar[str]
 
@@ -27,7 +27,7 @@ class Saved:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The inverse of :meth:`to_dict`, also after json made texts of keys and null of what is not finite."""
+        """The inverse of :meth:`to_dict`, also after json made keys texts and null of what is not finite."""
         result: Self = decode(cls, data)
         return result
 
