@@ -6,6 +6,7 @@ gathered with the tokenizer in those files and kept, with their provenance, whil
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,14 @@ class Preparation:
             self._gathered.clear()  # transformers reads the tokenizer's files in another way
             self._preview = None
         return model
+
+    def with_dtype(self, dtype: str) -> Preparation:
+        """The same for another dtype; what is known of the files and the prompts is shared."""
+        other = copy(self)
+        if check_dtype(dtype) != self._dtype:
+            other._dtype = dtype
+            other.__dict__.pop("model", None)
+        return other
 
     def layers(self, layers: LayerSpec) -> tuple[Layer, ...]:
         """The layers meant, refused where the model does not have them."""

@@ -33,7 +33,7 @@ from preimage.geometry import (
     QuantiserGrid,
     measure_geometry,
 )
-from preimage.geometry.ranges import GRANULARITIES, RANGES, CodeRange
+from preimage.geometry.quantiser import GRANULARITIES, RANGES, CodeRange
 from preimage.geometry.ratios import largest_ratio, measure_ratios
 from preimage.states import States
 from support.tiny import VOCABULARY, random_ids, tiny

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from preimage.geometry import Quantiser
-from preimage.geometry.quantisers import GRANULARITIES, RANGES
+from preimage.geometry.quantiser import GRANULARITIES, RANGES
 
 quantisers = st.builds(
     Quantiser,

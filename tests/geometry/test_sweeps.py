@@ -34,7 +34,7 @@ from preimage.geometry import (
     sweeping,
 )
 from preimage.geometry.layer import measure_subsets
-from preimage.geometry.ranges import GRANULARITIES
+from preimage.geometry.quantiser import GRANULARITIES
 from preimage.geometry.result import Geometry
 from preimage.layers import parse_layers
 from preimage.models import LanguageModel

@@ -11,7 +11,7 @@ import io
 import sys
 from collections.abc import Sequence
 
-DONE, NOT_RECOVERED, BAD_INPUT, BUG, INTERRUPTED, GONE = 0, 1, 2, 70, 130, 141
+DONE, FINDINGS, BAD_INPUT, BUG, INTERRUPTED, GONE = 0, 1, 2, 70, 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from preimage.cli.arguments import Device, Dtype, Json, Model, Proposers, Seed
-from preimage.cli.terminal import print_json, print_lines, progress_bar
-from preimage.storage import SCHEMA
+from preimage.cli import arguments as arg
+from preimage.cli.terminal import print_lines, print_result, progress_bar
 
 if TYPE_CHECKING:
     from preimage.models import LanguageModel
@@ -30,14 +29,14 @@ def _group() -> None:
 
 @app.command("capture")
 def capture(
-    model: Model = "smollm2",
+    model: arg.Model = "smollm2",
     count: Annotated[int, typer.Option(help="Prompts a round.")] = 16,
     length: Tokens = 64,
     rounds: Annotated[int, typer.Option(help="Rounds; the median ratio is reported.")] = 5,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens in one pass, on both sides.")] = None,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
-    json: Json = False,
+    dtype: arg.Dtype = "float32",
+    device: arg.Device = "auto",
+    json: arg.Json = False,
 ) -> None:
     """Capture of all layers against a plain transformers forward pass over the same prompts."""
     from preimage.bench import bench_capture
@@ -53,7 +52,7 @@ def capture(
             progress=progress,
         )
     if json:
-        print_json({"schema": SCHEMA, "command": "bench capture", **result})
+        print_result("bench capture", result)
     else:
         print_lines(
             f"fraction of forward: {result['fraction_of_forward']:.3f}",
@@ -64,7 +63,7 @@ def capture(
 
 @app.command("inversion")
 def inversion(
-    model: Model = "smollm2",
+    model: arg.Model = "smollm2",
     layers: Layers = "15,30",
     prose: Prose = 20,
     code: Code = 10,
@@ -73,11 +72,11 @@ def inversion(
     sipit_prompts: Annotated[int, typer.Option(help="Prompts also inverted by SIPIT; slow.")] = 1,
     sipit_length: Annotated[int, typer.Option(help="Tokens of those prompts.")] = 20,
     sipit_seconds: Annotated[float, typer.Option(help="Time limit of each SIPIT run.")] = 120.0,
-    proposers: Proposers = None,
-    seed: Seed = 0,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
-    json: Json = False,
+    proposers: arg.Proposers = None,
+    seed: arg.Seed = 0,
+    dtype: arg.Dtype = "float32",
+    device: arg.Device = "auto",
+    json: arg.Json = False,
 ) -> None:
     """Inversion against a plain forward pass and against SIPIT, on the same prompts in one run."""
     from preimage.bench import BenchPrompts, SipitRuns, bench_inversion
@@ -89,7 +88,7 @@ def inversion(
             sipit=SipitRuns(sipit_prompts, sipit_length, sipit_seconds), progress=progress,
         )  # fmt: skip
     if json:
-        print_json({"schema": SCHEMA, "command": "bench inversion", **result})
+        print_result("bench inversion", result)
         return
     for layer, row in result["layers"].items():
         print_lines(
@@ -106,18 +105,18 @@ def inversion(
 
 @app.command("throughput")
 def throughput(
-    model: Model = "smollm2",
+    model: arg.Model = "smollm2",
     layers: Layers = "15",
     prose: Prose = 400,
     code: Code = 300,
     random: Random = 300,
     length: Tokens = 64,
     rounds: Rounds = 3,
-    proposers: Proposers = None,
-    seed: Seed = 0,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
-    json: Json = False,
+    proposers: arg.Proposers = None,
+    seed: arg.Seed = 0,
+    dtype: arg.Dtype = "float32",
+    device: arg.Device = "auto",
+    json: arg.Json = False,
 ) -> None:
     """Inversion of many prompts at once against batched plain forward passes over them; for a GPU."""
     from preimage.bench import BenchPrompts, bench_throughput
@@ -129,7 +128,7 @@ def throughput(
             proposers=proposers, progress=progress,
         )  # fmt: skip
     if json:
-        print_json({"schema": SCHEMA, "command": "bench throughput", **result})
+        print_result("bench throughput", result)
         return
     for layer, row in result["layers"].items():
         print_lines(
@@ -147,8 +146,8 @@ def pairs(
     norm: Annotated[float, typer.Option(help="Norm of a row, about.")] = 3000.0,
     rounds: Rounds = 5,
     seed: Annotated[int, typer.Option(help="Seed of the rows.")] = 0,
-    device: Device = "auto",
-    json: Json = False,
+    device: arg.Device = "auto",
+    json: arg.Json = False,
 ) -> None:
     """Certified minimum and nearest neighbours of all pairs against the bare matrix products."""
     from preimage.bench import bench_pairs
@@ -158,7 +157,7 @@ def pairs(
             n, d, sets=sets, norm=norm, rounds=rounds, device=device, seed=seed, progress=progress
         )
     if json:
-        print_json({"schema": SCHEMA, "command": "bench pairs", **result})
+        print_result("bench pairs", result)
     else:
         print_lines(
             f"fraction of matmul: {result['fraction_of_matmul']:.3f}",
@@ -169,16 +168,16 @@ def pairs(
 
 @app.command("geometry")
 def geometry(
-    model: Model = "smollm2",
+    model: arg.Model = "smollm2",
     layers: Annotated[str, typer.Option(help="Layers to measure.")] = "all",
     source: Annotated[str, typer.Option("--prompts", help="Source of the prompts.")] = "default",
     count: Annotated[int, typer.Option(help="Prompts.")] = 2000,
     length: Tokens = 32,
     rounds: Rounds = 5,
-    seed: Seed = 0,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
-    json: Json = False,
+    seed: arg.Seed = 0,
+    dtype: arg.Dtype = "float32",
+    device: arg.Device = "auto",
+    json: arg.Json = False,
 ) -> None:
     """The exact co-Lipschitz constant of all pairs against the margin alone, on the same states."""
     from preimage.bench import bench_geometry
@@ -190,7 +189,7 @@ def geometry(
             progress=progress,
         )  # fmt: skip
     if json:
-        print_json({"schema": SCHEMA, "command": "bench geometry", **result})
+        print_result("bench geometry", result)
     else:
         print_lines(
             f"co-Lipschitz over margin: {result['colipschitz_over_margin']:.2f}, worst {result['worst']:.2f}"

@@ -7,33 +7,20 @@ from typing import Annotated
 
 import typer
 
-from preimage.cli.arguments import (
-    Bos,
-    Count,
-    Device,
-    Dtype,
-    Json,
-    Length,
-    Model,
-    PromptChoice,
-    Seed,
-    Source,
-    Texts,
-)  # fmt: skip
-from preimage.cli.terminal import print_json, print_lines, progress_bar
+from preimage.cli import arguments as arg
+from preimage.cli.terminal import print_lines, print_result, progress_bar
 from preimage.errors import OptionError, StatesError
-from preimage.storage import SCHEMA
 
 
 def capture(
     out: Annotated[Path, typer.Option(help="Folder of the bundle to make.")],
-    model: Model = "smollm2",
-    text: Texts = None,
-    prompts: Source = None,
-    count: Count = None,
-    length: Length = None,
-    seed: Seed = 0,
-    bos: Bos = None,
+    model: arg.Model = "smollm2",
+    text: arg.Texts = None,
+    prompts: arg.Source = None,
+    count: arg.Count = None,
+    length: arg.Length = None,
+    seed: arg.Seed = 0,
+    bos: arg.Bos = None,
     layers: Annotated[str, typer.Option(help="all, 15, 0-4, 1,8,final …")] = "all",
     positions: Annotated[str, typer.Option(help="all, or last.")] = "all",
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens in one pass.")] = None,
@@ -43,9 +30,9 @@ def capture(
     ] = None,
     layer: Annotated[str | None, typer.Option(help="The layer of --from-tensor.")] = None,
     key: Annotated[str | None, typer.Option(help="The tensor's name in --from-tensor.")] = None,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
-    json: Json = False,
+    dtype: arg.Dtype = "float32",
+    device: arg.Device = "auto",
+    json: arg.Json = False,
 ) -> None:
     """Run prompts through a model and keep their hidden states in a bundle."""
     if from_tensor is not None:
@@ -56,7 +43,7 @@ def capture(
     import preimage
     from preimage.preparation import Preparation
 
-    choice = PromptChoice(text, prompts, count, length, seed, bos)
+    choice = arg.PromptChoice(text, prompts, count, length, seed, bos)
     prepared = Preparation(model, dtype=dtype, device=device)
     prepared.layers(layers)
     choice.of(prepared)
@@ -99,9 +86,10 @@ def _report(states: object, out: Path, json: bool) -> None:
 
     assert isinstance(states, States)
     if json:
-        print_json(
+        print_result(
+            "capture",
             {
-                "schema": SCHEMA, "command": "capture", "bundle": str(out), "model": states.model,
+                "bundle": str(out), "model": states.model,
                 "prompts": len(states), "layers": list(states.layers), "positions": states.positions,
                 "noise_floor": {str(k): v for k, v in states.noise_floor.items()},
             }

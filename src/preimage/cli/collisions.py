@@ -7,24 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from preimage.cli import DONE, NOT_RECOVERED
-from preimage.cli.arguments import (
-    Bos,
-    Count,
-    Device,
-    Dtype,
-    Json,
-    Length,
-    Model,
-    PromptChoice,
-    Seed,
-    Source,
-    Texts,
-    many_prompts,
-)  # fmt: skip
-from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
+from preimage.cli import DONE, FINDINGS
+from preimage.cli import arguments as arg
+from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import OptionError
-from preimage.storage import SCHEMA
 
 if TYPE_CHECKING:
     from preimage.collisions.result import CollisionAudit, ComparedPair, ContinuationScan, Spacing
@@ -39,24 +25,24 @@ _SHOWN = 60  # characters of a prompt in a table
 
 
 def collisions(
-    model: Model = "smollm2",
-    text: Texts = None,
-    prompts: Source = None,
-    count: Count = None,
-    length: Length = None,
+    model: arg.Model = "smollm2",
+    text: arg.Texts = None,
+    prompts: arg.Source = None,
+    count: arg.Count = None,
+    length: arg.Length = None,
     lengths: Annotated[
         str | None, typer.Option(help="Search at several lengths, 8,16,32 …, over equally many prompts.")
     ] = None,
-    seed: Seed = 0,
-    bos: Bos = None,
+    seed: arg.Seed = 0,
+    bos: arg.Bos = None,
     layers: Annotated[str, typer.Option(help="all, 15, 0-4, 1,8,final …")] = "all",
     threshold: Thresholds = None,
     closest: Closest = 10,
     hard_bases: Annotated[int, typer.Option(help="Prompts that hard pairs are made from.")] = 4,
     out: Out = None,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
-    json: Json = False,
+    dtype: arg.Dtype = "float32",
+    device: arg.Device = "auto",
+    json: arg.Json = False,
 ) -> int:
     """Compare the last states of many prompts, every pair, at every layer."""
     import preimage
@@ -66,10 +52,10 @@ def collisions(
     options = CollisionOptions(tuple(threshold or ()), closest, hard_bases, seed)
     if text and (count or length):
         raise OptionError("--count and --length cut --prompts.", "Leave them out with --text.")
-    source, count = many_prompts(text, prompts, count)
+    source, count = arg.many_prompts(text, prompts, count)
     sizes = _lengths(lengths, source, length)
-    choices = {size: PromptChoice(text, source, count, size, seed, bos) for size in sizes}
-    choices = choices or {0: PromptChoice(text, source, count, length, seed, bos)}
+    choices = {size: arg.PromptChoice(text, source, count, size, seed, bos) for size in sizes}
+    choices = choices or {0: arg.PromptChoice(text, source, count, length, seed, bos)}
     prepared = Preparation(model, dtype=dtype, device=device)
     prepared.layers(layers)
     for choice in choices.values():
@@ -89,31 +75,31 @@ def collisions(
             _save_figure(audit, out / f"length-{size}" if sizes else out)
     if json:
         results: Any = {str(size): audit.to_dict() for size, audit in audits.items()}
-        print_json({"schema": SCHEMA, "command": "collisions", "results": results if sizes else results["0"]})
+        print_result("collisions", {"results": results if sizes else results["0"]})
     else:
         for audit in audits.values():
             _show_audit(audit)
-    return NOT_RECOVERED if any(audit.unexplained for audit in audits.values()) else DONE
+    return FINDINGS if any(audit.unexplained for audit in audits.values()) else DONE
 
 
 def continuations(
-    model: Model = "smollm2",
-    text: Texts = None,
+    model: arg.Model = "smollm2",
+    text: arg.Texts = None,
     audit: Annotated[
         Path | None, typer.Option(help="Run folder of preimage collisions: continue its closest prompts.")
     ] = None,
-    prompts: Source = None,
-    count: Count = None,
-    length: Length = None,
-    seed: Seed = 0,
-    bos: Bos = None,
+    prompts: arg.Source = None,
+    count: arg.Count = None,
+    length: arg.Length = None,
+    seed: arg.Seed = 0,
+    bos: arg.Bos = None,
     layer: Annotated[str, typer.Option(help="The layer to compare at.")] = "final",
     threshold: Thresholds = None,
     closest: Closest = 10,
     out: Out = None,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
-    json: Json = False,
+    dtype: arg.Dtype = "float32",
+    device: arg.Device = "auto",
+    json: arg.Json = False,
 ) -> int:
     """Try every vocabulary token after a prefix and compare every two of their states."""
     import preimage
@@ -131,7 +117,7 @@ def continuations(
         from preimage.collisions import closest_prompts
 
         prefixes = closest_prompts(audit, None, 10 if count is None else count)
-    choice = PromptChoice(text, prompts, count, length, seed, bos)
+    choice = arg.PromptChoice(text, prompts, count, length, seed, bos)
     prepared = Preparation(model, dtype=dtype, device=device)
     parse_layer(layer, prepared.known.n_layers)
     if prefixes is None:
@@ -141,10 +127,10 @@ def continuations(
     with progress_bar() as progress:
         scan = preimage.scan_continuations(loaded, given, layer, options=options, out=out, progress=progress)
     if json:
-        print_json({"schema": SCHEMA, "command": "continuations", "results": scan.to_dict()})
+        print_result("continuations", {"results": scan.to_dict()})
     else:
         _show_scan(scan)
-    return NOT_RECOVERED if scan.unexplained else DONE
+    return FINDINGS if scan.unexplained else DONE
 
 
 def _lengths(given: str | None, source: str | None, length: int | None) -> list[int]:

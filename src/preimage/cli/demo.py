@@ -7,10 +7,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from preimage.cli import DONE, NOT_RECOVERED
+from preimage.cli import DONE, FINDINGS
 from preimage.cli.arguments import Json
-from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
-from preimage.storage import SCHEMA
+from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 
 if TYPE_CHECKING:
     from preimage.models import LanguageModel
@@ -46,8 +45,7 @@ def demo(json: Json = False) -> int:
         rows.append(truth | {"ratio_to_forward": _ratio(model, ids, result.seconds)} | result.to_dict())
     right = sum(row["exact"] for row in rows)
     if json:
-        document = {"schema": SCHEMA, "command": "demo", "model": model.identity.to_dict()}
-        print_json(document | {"results": rows})
+        print_result("demo", {"model": model.identity.to_dict(), "results": rows})
     else:
         print_table(
             f"Layer {layer} of {model.n_layers}",
@@ -63,7 +61,7 @@ def demo(json: Json = False) -> int:
             f"{right} of {len(rows)} exact. The last column: the cost in plain forward passes over the same "
             f"prompt. {took:.0f} s in all, most of it loading."
         )
-    return DONE if right == len(rows) else NOT_RECOVERED
+    return DONE if right == len(rows) else FINDINGS
 
 
 def _ratio(model: LanguageModel, ids: tuple[int, ...], seconds: float) -> float:

@@ -10,10 +10,9 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from preimage.cli import DONE, NOT_RECOVERED
+from preimage.cli import DONE, FINDINGS
 from preimage.cli.arguments import Json
-from preimage.cli.terminal import print_json, print_table
-from preimage.storage import SCHEMA
+from preimage.cli.terminal import print_result, print_table
 
 
 def doctor(json: Json = False) -> int:
@@ -21,12 +20,12 @@ def doctor(json: Json = False) -> int:
     checks = [_python(), *_packages(), _device(), *_half_precision(), _cache(), _default_model(), *_extras()]
     if json:
         rows = [dict(zip(("check", "ok", "found"), check, strict=True)) for check in checks]
-        print_json({"schema": SCHEMA, "command": "doctor", "checks": rows})
+        print_result("doctor", {"checks": rows})
     else:
         rows_ = [["ok" if ok else "--", name, found] for name, ok, found in checks]
         print_table("preimage doctor", ["", "what", "found"], rows_)
     needed = [ok for name, ok, _ in checks if not name.startswith("extra ")]
-    return DONE if all(needed) else NOT_RECOVERED
+    return DONE if all(needed) else FINDINGS
 
 
 def _python() -> tuple[str, bool, str]:

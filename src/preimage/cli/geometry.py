@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from preimage.cli import DONE, NOT_RECOVERED
-from preimage.cli.arguments import Bos, Count, Device, Figures, Json, Seed, Source, Texts, many_prompts
-from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
+from preimage.cli import DONE, FINDINGS
+from preimage.cli import arguments as arg
+from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import OptionError
-from preimage.geometry.ranges import GRANULARITIES, RANGES
-from preimage.storage import SCHEMA, read_manifest
+from preimage.geometry.quantiser import GRANULARITIES, RANGES
+from preimage.storage import read_manifest
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 def geometry(
     bundle: Annotated[Path | None, typer.Argument(help="A state bundle with its token ids.")] = None,
     model: Annotated[str, typer.Option(help="Alias, hub id, folder or GGUF file; a,b: several.")] = "smollm2",
-    text: Texts = None,
-    prompts: Source = None,
-    count: Count = None,
+    text: arg.Texts = None,
+    prompts: arg.Source = None,
+    count: arg.Count = None,
     length: Annotated[
         str | None, typer.Option(help="Windows of so many tokens; 8,16,32: one after another.")
     ] = None,
-    seed: Seed = 0,
-    bos: Bos = None,
+    seed: arg.Seed = 0,
+    bos: arg.Bos = None,
     layers: Annotated[str, typer.Option(help="all, 15, 0-4, 1,8,final …")] = "all",
     bits: Annotated[str, typer.Option(help="Quantise the states to so many bits, 8,4 …; or none.")] = "8,4",
     granularity: Annotated[
@@ -47,21 +47,22 @@ def geometry(
     quantile: Annotated[float, typer.Option(help="Of the prompts' own margins and ratios.")] = 0.01,
     subsets: Annotated[int, typer.Option(help="Random tenths of the prompts for intervals; 0: none.")] = 20,
     out: Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")] = None,
-    figures: Figures = "html",
+    figures: arg.Figures = "html",
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16, float16; or several.")] = "float32",
-    device: Device = "auto",
-    json: Json = False,
+    device: arg.Device = "auto",
+    json: arg.Json = False,
 ) -> int:
     """Margins, co-Lipschitz constants and near-collisions, layer by layer, in full and in few bits.
 
     Lists of models, lengths, dtypes, granularities or ranges give a sweep: every combination, one table.
     """
+    manifest = None
     if bundle is not None:
         if text or prompts or count or length:
             raise OptionError("A bundle and prompts were given.", "Give one of them.")
         if propagate or "," in granularity + value_range:
             raise OptionError("--propagate and sweeps need the model and its prompts.", "Give no bundle.")
-        read_manifest(bundle)  # what is no bundle is refused before torch is imported
+        manifest = read_manifest(bundle)
     if text and prompts:
         raise OptionError("--text and --prompts: both given.", "Give one of them.")
     lengths = _lengths(length)
@@ -70,7 +71,7 @@ def geometry(
     formats = parse_formats(figures)
     import preimage
     from preimage.geometry import GeometryOptions, Quantiser, SweepOptions, sweep_geometry
-    from preimage.models.loading import parse_device, parse_dtype
+    from preimage.models import check_device, check_dtype
     from preimage.prompts import PromptOptions
 
     quantisers = [
@@ -82,17 +83,18 @@ def geometry(
         bits=parse_bits(bits), quantile=quantile, quantiser=quantisers[0], propagate=propagate,
         subsets=subsets, seed=seed,
     )  # fmt: skip
-    on = parse_device(device)
-    dtypes = _listed(dtype)
-    for one in dtypes:
-        parse_dtype(one)
-    if bundle is not None:
-        states = preimage.open_states(bundle)
+    dtypes = [check_dtype(one) for one in _listed(dtype)]
+    check_device(device)
+    if manifest is not None:
+        from preimage.models.loading import parse_device
+        from preimage.states.bundle import open_bundle
+
+        states, on = open_bundle(Path(bundle or ""), manifest), parse_device(device)
         with progress_bar() as progress:
             found = preimage.measure_geometry(states, options=options, device=on, out=out, progress=progress)
         _finish(found, states.model, out, formats, json)
         return _exit_code([found])
-    source, count = many_prompts(text, prompts, count)
+    source, count = arg.many_prompts(text, prompts, count)
     chosen = PromptOptions(count=count, seed=seed, bos=bos)
     models = _listed(model)
     with progress_bar() as progress:
@@ -109,7 +111,7 @@ def geometry(
 
 def _exit_code(found: Iterable[Geometry]) -> int:
     """Fewer bits are meant to collide; collisions in full precision that nothing explains are not."""
-    return NOT_RECOVERED if any(shape.unexplained for shape in found) else DONE
+    return FINDINGS if any(shape.unexplained for shape in found) else DONE
 
 
 def _finish(
@@ -124,7 +126,7 @@ def _finish(
     if out is not None:
         save_figures(_figures(found), out, formats)
     if json:
-        print_json({"schema": SCHEMA, "command": "geometry", "model": model, **found.to_dict()})
+        print_result("geometry", {"model": model, **found.to_dict()})
         return
     for name, rows in _tables(found).items():
         print_table(name, _COLUMNS, rows)
@@ -150,7 +152,7 @@ def _finish_sweep(sweep: GeometrySweep, out: Path | None, formats: tuple[str, ..
         for name, found in every.items():
             save_figures(_figures(found), out / name, formats)
     if json:
-        print_json({"schema": SCHEMA, "command": "geometry", **sweep.to_dict()})
+        print_result("geometry", sweep.to_dict())
         return
     for run in sweep.runs:
         for name, rows in _tables(run.geometry).items():

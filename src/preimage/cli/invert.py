@@ -8,23 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from preimage.cli import DONE, NOT_RECOVERED
-from preimage.cli.arguments import (
-    Bos,
-    Count,
-    Device,
-    Dtype,
-    Json,
-    Length,
-    PromptChoice,
-    Proposers,
-    Seed,
-    Source,
-    Texts,
-)  # fmt: skip
-from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
+from preimage.cli import DONE, FINDINGS
+from preimage.cli import arguments as arg
+from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import BundleError, OptionError
-from preimage.storage import SCHEMA, read_manifest
+from preimage.storage import read_manifest
 
 if TYPE_CHECKING:
     from preimage.inversion.result import Inversion
@@ -42,15 +30,15 @@ def invert(
         str | None,
         typer.Option(help="Alias, hub id, folder or GGUF file; default: the bundle's, or smollm2."),
     ] = None,
-    text: Texts = None,
-    prompts: Source = None,
-    count: Count = None,
-    length: Length = None,
-    seed: Seed = 0,
-    bos: Bos = None,
+    text: arg.Texts = None,
+    prompts: arg.Source = None,
+    count: arg.Count = None,
+    length: arg.Length = None,
+    seed: arg.Seed = 0,
+    bos: arg.Bos = None,
     layer: Annotated[str | None, typer.Option(help="The layer to invert from.")] = None,
     method: Annotated[str, typer.Option(help="fast, sipit or brute-force.")] = "fast",
-    proposers: Proposers = None,
+    proposers: arg.Proposers = None,
     prove: Annotated[bool, typer.Option(help="Try the whole vocabulary at every position; slow.")] = False,
     tolerance: Annotated[float | None, typer.Option(help="Relative; default: calibrated.")] = None,
     max_tests: Annotated[int | None, typer.Option(help="Verifier tests a prompt may cost.")] = None,
@@ -58,9 +46,9 @@ def invert(
     published_cost: Annotated[bool, typer.Option(help="No prefix cache, no batches.")] = False,
     any_model: Annotated[bool, typer.Option(help="Try also a model that did not make the bundle.")] = False,
     out: Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")] = None,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
-    json: Json = False,
+    dtype: arg.Dtype = "float32",
+    device: arg.Device = "auto",
+    json: arg.Json = False,
 ) -> int:
     """Recover prompts from hidden states: of a bundle, or of prompts run for this purpose."""
     import preimage
@@ -73,7 +61,7 @@ def invert(
         method=method, proposers=proposers, prove=prove, seed=seed, tolerance=tolerance,
         max_tests=max_tests, timeout=timeout, published_cost=published_cost,
     )  # fmt: skip
-    choice = PromptChoice(text, prompts, count, length, seed, bos)
+    choice = arg.PromptChoice(text, prompts, count, length, seed, bos)
     manifest = None
     if bundle is not None:
         if text or prompts:
@@ -97,15 +85,14 @@ def invert(
         found = preimage.invert(loaded, states, layer, options=options, out=out, progress=progress)
     if json:
         results = [_with_truth(result, states, index) for index, result in enumerate(found)]
-        document = {"schema": SCHEMA, "command": "invert", "model": loaded.identity.to_dict()}
-        print_json(document | {"results": results})
+        print_result("invert", {"model": loaded.identity.to_dict(), "results": results})
     else:
         _show(found)
         if prove:
             _show_margins(found, loaded)
     if prove and out is not None:
         _save_figures(found, loaded, out)
-    return DONE if all(result.status == "recovered" for result in found) else NOT_RECOVERED
+    return DONE if all(result.status == "recovered" for result in found) else FINDINGS
 
 
 def _check_files(prepared: Preparation, made_by: dict[str, Any]) -> None:

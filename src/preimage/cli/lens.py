@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from preimage.cli.arguments import Device, Dtype, Json, Model, Seed
-from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
-from preimage.storage import SCHEMA
+from preimage.cli import arguments as arg
+from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 
 app = typer.Typer(help="Train, list and describe lenses.", no_args_is_help=True)
 
@@ -17,7 +16,7 @@ app = typer.Typer(help="Train, list and describe lenses.", no_args_is_help=True)
 @app.command("train")
 def train(
     layer: Annotated[str, typer.Option(help="The layer the lens is for.")],
-    model: Model = "smollm2",
+    model: arg.Model = "smollm2",
     prompts: Annotated[
         str, typer.Option(help="default, random (no text at all), or a source of your own text.")
     ] = "default",
@@ -26,10 +25,10 @@ def train(
     rank: Annotated[int, typer.Option(help="Width of queries and keys.")] = 512,
     hidden: Annotated[int, typer.Option(help="Width of the hidden layer.")] = 2304,
     out: Annotated[Path | None, typer.Option(help="File to write; default: the user's cache.")] = None,
-    seed: Seed = 0,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
-    json: Json = False,
+    seed: arg.Seed = 0,
+    dtype: arg.Dtype = "float32",
+    device: arg.Device = "auto",
+    json: arg.Json = False,
 ) -> None:
     """Train a lens for a layer; an interrupted training continues when it is run again."""
     from preimage.inversion.proposers.lens_files import default_path
@@ -45,13 +44,13 @@ def train(
         ranks = train_lens(prepared.model, at, prompts, options, out=path, progress=progress).held_out
     document: dict[str, Any] = {"path": str(path), "layer": at, "held_out": ranks}
     if json:
-        print_json({"schema": SCHEMA, "command": "lens train", **document})
+        print_result("lens train", document)
     else:
         print_lines(f"lens for layer {at} in {path}", *_held_out(ranks))
 
 
 @app.command("list")
-def list_(json: Json = False) -> None:
+def list_(json: arg.Json = False) -> None:
     """The lenses that come with preimage and those in the user's cache."""
     from preimage.inversion.proposers.lens_files import known_lenses
 
@@ -61,14 +60,14 @@ def list_(json: Json = False) -> None:
             {"path": str(i.path), "layer": i.layer, "model": i.model, "weight_hash": i.weight_hash}
             for i in found
         ]
-        print_json({"schema": SCHEMA, "command": "lens list", "lenses": lenses})
+        print_result("lens list", {"lenses": lenses})
         return
     rows = [[i.model, str(i.layer), i.weight_hash[:12], str(i.path)] for i in found]
     print_table("Lenses", ["model", "layer", "weights", "file"], rows)
 
 
 @app.command("info")
-def info(path: Annotated[Path, typer.Argument(help="A lens file.")], json: Json = False) -> None:
+def info(path: Annotated[Path, typer.Argument(help="A lens file.")], json: arg.Json = False) -> None:
     """What a lens was trained on and how well it ranks held-out tokens."""
     from preimage.inversion.proposers.lens_files import read_info
 
@@ -78,7 +77,7 @@ def info(path: Annotated[Path, typer.Argument(help="A lens file.")], json: Json 
         "shape": lens.shape.to_dict(), "training": lens.training, "held_out": lens.ranks,
     }  # fmt: skip
     if json:
-        print_json({"schema": SCHEMA, "command": "lens info", **about})
+        print_result("lens info", about)
         return
     print_lines(
         f"file: {lens.path}",

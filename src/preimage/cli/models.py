@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from preimage.cli.arguments import Json
-from preimage.cli.terminal import print_json, print_lines, print_table
-from preimage.storage import SCHEMA
+from preimage.cli.terminal import print_lines, print_result, print_table
 
 TESTED = (
     "GPT-2", "GPT-NeoX", "OPT", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma 2", "Gemma 3 (text)",
@@ -26,7 +25,7 @@ def models(
     """List the models that need no hub, fetch one, or describe one."""
     from preimage.models import ALIASES, converted_folder, locate
 
-    document: dict[str, Any] = {"schema": SCHEMA, "command": "models"}
+    document: dict[str, Any] = {}
     if fetch is not None:
         files = locate(fetch)
         document |= {"name": fetch, "path": str(files.path), "revision": files.revision}
@@ -52,6 +51,6 @@ def models(
         if not json:
             print_table("Models that need no hub", ["name", "model", "ready"], rows)
     if json:
-        print_json(document)
+        print_result("models", document)
     else:
         print_lines(*lines)

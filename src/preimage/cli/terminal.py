@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from preimage.progress import Progress
-from preimage.storage import dumps
+from preimage.storage import SCHEMA, dumps
 
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, format (bidi), surrogates, separators
 
@@ -61,8 +61,13 @@ def printable(text: str) -> str:
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """The one document of ``--json``."""
+    """One json document on stdout."""
     print(dumps(document), flush=True)
+
+
+def print_result(command: str, document: dict[str, Any]) -> None:
+    """The one document of ``--json`` of a command that was done."""
+    print_json({"schema": SCHEMA, "command": command, **document})
 
 
 def print_lines(*lines: str) -> None:

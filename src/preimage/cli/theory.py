@@ -8,21 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from preimage.cli import DONE, NOT_RECOVERED
-from preimage.cli.arguments import (
-    Bos,
-    Count,
-    Device,
-    Dtype,
-    Json,
-    Length,
-    Model,
-    PromptChoice,
-    Seed,
-    Source,
-    Texts,
-)
-from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
+from preimage.cli import DONE, FINDINGS
+from preimage.cli import arguments as arg
+from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import OptionError, PromptError, RunFolderError
 from preimage.storage import SCHEMA
 from preimage.theory.registry import CHECKS, SMALL_PROMPTS
@@ -49,8 +37,8 @@ def _group() -> None:
 def analyticity(
     model: Annotated[str, typer.Argument(help="Alias, hub id, folder or GGUF file.")] = "smollm2",
     out: Out = None,
-    device: Device = "auto",
-    json: Json = False,
+    device: arg.Device = "auto",
+    json: arg.Json = False,
 ) -> int:
     """Run ``check_analyticity``."""
     _check_folder(out)
@@ -62,20 +50,20 @@ def analyticity(
 
 @app.command("dichotomy", help=f"{CHECKS['dichotomy'].asks} Without prompts: all short ones.")
 def dichotomy(
-    model: Model = "smollm2",
-    text: Texts = None,
-    prompts: Source = None,
-    count: Count = None,
-    length: Length = None,
-    bos: Bos = None,
+    model: arg.Model = "smollm2",
+    text: arg.Texts = None,
+    prompts: arg.Source = None,
+    count: arg.Count = None,
+    length: arg.Length = None,
+    bos: arg.Bos = None,
     vocabulary: Annotated[int | None, typer.Option(help="Tokens of the short prompts searched; 3.")] = None,
     longest: Annotated[int | None, typer.Option(help="Tokens of the longest of them; 4.")] = None,
     bos_id: Annotated[int | None, typer.Option(help="A token id to put in front of each of them.")] = None,
     layers: Annotated[str, typer.Option(help="all, 15, 0-4, 1,8,final …")] = "all",
     draws: Annotated[int, typer.Option(help="Random parameters that a pair is tried on.")] = 3,
-    seed: Seed = 0,
+    seed: arg.Seed = 0,
     out: Out = None,
-    json: Json = False,
+    json: arg.Json = False,
 ) -> int:
     """Run ``check_dichotomy``, without prompts ``search_structure``."""
     _check_folder(out)
@@ -105,17 +93,17 @@ def dichotomy(
 
 @app.command("symmetry", help=CHECKS["symmetry"].asks)
 def symmetry(
-    model: Model = "smollm2",
-    text: Texts = None,
-    prompts: Source = None,
-    count: Count = None,
-    length: Length = None,
-    bos: Bos = None,
-    seed: Seed = 0,
+    model: arg.Model = "smollm2",
+    text: arg.Texts = None,
+    prompts: arg.Source = None,
+    count: arg.Count = None,
+    length: arg.Length = None,
+    bos: arg.Bos = None,
+    seed: arg.Seed = 0,
     out: Out = None,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
-    json: Json = False,
+    dtype: arg.Dtype = "float32",
+    device: arg.Device = "auto",
+    json: arg.Json = False,
 ) -> int:
     """Run ``check_symmetry``."""
     _check_folder(out)
@@ -128,18 +116,19 @@ def symmetry(
     return _finish("symmetry", loaded, report, out, json)
 
 
-@app.command("optimizer", help=CHECKS["optimiser"].asks)
-def optimizer(
+@app.command("optimizer", help=CHECKS["optimiser"].asks, hidden=True)  # as torch spells it
+@app.command("optimiser", help=CHECKS["optimiser"].asks)
+def optimiser(
     model: Annotated[
         str | None, typer.Option(help="Alias, hub id, folder or GGUF file; default: a small random Llama.")
     ] = None,
-    text: Texts = None,
-    prompts: Source = None,
-    count: Count = None,
-    length: Length = None,
-    bos: Bos = None,
+    text: arg.Texts = None,
+    prompts: arg.Source = None,
+    count: arg.Count = None,
+    length: arg.Length = None,
+    bos: arg.Bos = None,
     kind: Annotated[
-        str, typer.Option("--optimizer", help="gradient-descent, heavy-ball or adamw.")
+        str, typer.Option("--optimiser", "--optimizer", help="gradient-descent, heavy-ball or adamw.")
     ] = "gradient-descent",
     method: Annotated[
         str, typer.Option(help="exact: dense Jacobians, up to 2,000 parameters; lanczos: larger models.")
@@ -150,11 +139,11 @@ def optimizer(
     betas: Annotated[tuple[float, float], typer.Option(help="Of AdamW.")] = (0.9, 0.999),
     eps: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-8,
     weight_decay: Annotated[float, typer.Option(help="Decoupled in AdamW, in the gradient elsewhere.")] = 0.0,
-    seed: Seed = 0,
+    seed: arg.Seed = 0,
     out: Out = None,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
-    json: Json = False,
+    dtype: arg.Dtype = "float32",
+    device: arg.Device = "auto",
+    json: arg.Json = False,
 ) -> int:
     """Run ``check_optimiser``."""
     from preimage.theory import OptimiserOptions, check_optimiser
@@ -173,30 +162,30 @@ def optimizer(
         loaded, ids = _load(model, choice, dtype=dtype, device=device)
     with progress_bar() as progress:
         report = check_optimiser(loaded, ids, options=options, progress=progress)
-    return _finish("optimizer", loaded, report, out, json)
+    return _finish("optimiser", loaded, report, out, json)
 
 
 @app.command("discriminant", help=f"{CHECKS['discriminant'].asks} Give --text A --text B.")
 def discriminant(
-    model: Model = "smollm2",
-    text: Texts = None,
-    prompts: Source = None,
-    bos: Bos = None,
+    model: arg.Model = "smollm2",
+    text: arg.Texts = None,
+    prompts: arg.Source = None,
+    bos: arg.Bos = None,
     layer: Annotated[str, typer.Option(help="The layer at which the two prompts are to collide.")] = "final",
     learning_rate: LearningRate = 1e-3,
     only: Annotated[
         str | None, typer.Option(help="A regular expression for the names of the parameters that may move.")
     ] = None,
     out: Out = None,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
-    json: Json = False,
+    dtype: arg.Dtype = "float32",
+    device: arg.Device = "auto",
+    json: arg.Json = False,
 ) -> int:
     """Run ``distance_to_collision``."""
     _check_folder(out)
     if text:
         _pair(text)
-    choice = PromptChoice(text, prompts, bos=bos)
+    choice = arg.PromptChoice(text, prompts, bos=bos)
     loaded, ids = _load(model, choice, layer=layer, dtype=dtype, device=device)
     first, second = _pair(ids)
     from preimage.theory import distance_to_collision
@@ -209,7 +198,7 @@ def discriminant(
 
 
 @app.command("verify")
-def verify(seed: Seed = 0, out: Out = None, json: Json = False) -> int:
+def verify(seed: arg.Seed = 0, out: Out = None, json: arg.Json = False) -> int:
     """Every check on a small Llama and a small GPT-2, in seconds."""
     from preimage.storage import write_json
     from preimage.theory import verify
@@ -217,20 +206,15 @@ def verify(seed: Seed = 0, out: Out = None, json: Json = False) -> int:
     _check_folder(out)
     with progress_bar() as progress:
         reports = verify(seed=seed, progress=progress)
-    document = {
-        "schema": SCHEMA,
-        "command": "theory verify",
-        "seed": seed,
-        "holds": all(report.holds for report in reports),
-        "reports": [report.to_dict() for report in reports],
-    }
+    holds = all(report.holds for report in reports)
+    document = {"seed": seed, "holds": holds, "reports": [report.to_dict() for report in reports]}
     if out is not None:
-        write_json(out / _REPORT, document)
+        write_json(out / _REPORT, {"schema": SCHEMA, "command": "theory verify", **document})
     if json:
-        print_json(document)
+        print_result("theory verify", document)
     else:
         _show_verdicts("A small Llama and a small GPT-2", reports)
-    return DONE if document["holds"] else NOT_RECOVERED  # here what is undecided is a failure too
+    return DONE if holds else FINDINGS  # here what is undecided is a failure too
 
 
 def _check_folder(out: Path | None) -> None:
@@ -246,14 +230,14 @@ def _few(
     length: int | None,
     seed: int,
     bos: bool | None,
-) -> PromptChoice:
+) -> arg.PromptChoice:
     """The prompts that were given; a few short ones of the default corpus unless told."""
     if text and not count is length is None:
         raise OptionError("--count and --length cut --prompts.", "Leave them out with --text.")
     if not text and (source or "default").split(":")[0] in ("default", "random"):
         source = source or "default"
         count, length = (_FEW if count is None else count), (_SHORT if length is None else length)
-    return PromptChoice(text, source, count, length, seed, bos)
+    return arg.PromptChoice(text, source, count, length, seed, bos)
 
 
 def _pair(prompts: Sequence[Any]) -> Sequence[Any]:
@@ -266,7 +250,7 @@ def _pair(prompts: Sequence[Any]) -> Sequence[Any]:
 
 def _load(
     model: str,
-    choice: PromptChoice | None,
+    choice: arg.PromptChoice | None,
     *,
     layers: str | None = None,
     layer: str | None = None,
@@ -294,12 +278,12 @@ def _finish(command: str, model: LanguageModel, report: TheoryReport, out: Path 
         report.save(out / _REPORT)
     if json:
         identity = model.identity.to_dict()
-        print_json({"schema": SCHEMA, "command": f"theory {command}", "model": identity, **report.to_dict()})
+        print_result(f"theory {command}", {"model": identity, **report.to_dict()})
     else:
         for name in CHECKS[report.check].tables:  # the others are in the json
             _show_rows(name, report.tables.get(name, []))
         _show_verdicts(model.name, [report])
-    return NOT_RECOVERED if report.refuted else DONE
+    return FINDINGS if report.refuted else DONE
 
 
 def _show_rows(title: str, rows: list[dict[str, Any]]) -> None:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from preimage.cli import DONE, NOT_RECOVERED
+from preimage.cli import DONE, FINDINGS
 from preimage.cli.arguments import Device, Figures, Json, Seed
 from preimage.cli.geometry import parse_bits
-from preimage.cli.terminal import print_json, print_lines, print_table, progress_bar
+from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import OptionError, PromptError
-from preimage.storage import SCHEMA
 
 if TYPE_CHECKING:
     from preimage.training.trajectory_result import Trajectory
@@ -59,10 +58,10 @@ def trajectory(
     if out is not None:
         save_figures({"trajectory": trajectory_figure({found.model["name"]: found})}, out, formats)
     if json:
-        print_json({"schema": SCHEMA, "command": "trajectory", **found.to_dict()})
+        print_result("trajectory", found.to_dict())
     else:
         _show(found)
-    return NOT_RECOVERED if any(at.geometry.unexplained for at in found.checkpoints) else DONE
+    return FINDINGS if any(at.geometry.unexplained for at in found.checkpoints) else DONE
 
 
 def _size(given: str) -> str | tuple[int, ...]:

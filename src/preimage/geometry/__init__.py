@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 from preimage.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from preimage.geometry.grids import QuantiserGrid
     from preimage.geometry.measuring import measure_geometry
     from preimage.geometry.options import GeometryOptions, SweepOptions
     from preimage.geometry.propagating import propagate
-    from preimage.geometry.quantisers import Quantiser, QuantiserGrid
+    from preimage.geometry.quantiser import Quantiser
     from preimage.geometry.result import (
         Geometry,
         GeometrySweep,

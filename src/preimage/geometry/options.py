@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict
 
+from preimage import models
 from preimage.errors import OptionError
-from preimage.geometry.quantisers import Quantiser
-from preimage.models import LanguageModel
+from preimage.geometry.quantiser import Quantiser
 
 EPSILONS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 
@@ -82,7 +82,7 @@ class SweepOptions:
     ('float32',)
     """
 
-    models: Sequence[str | LanguageModel]
+    models: Sequence[str | models.LanguageModel]
     lengths: Sequence[int | None] = (None,)
     dtypes: Sequence[str] = ("float32",)
     quantisers: Sequence[Quantiser] | None = None

@@ -10,7 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from preimage.devices import BATCH_TOKENS, by_device
-from preimage.geometry.quantisers import Quantiser, QuantiserGrid
+from preimage.geometry.grids import QuantiserGrid
+from preimage.geometry.quantiser import Quantiser
 from preimage.layers import Layer
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -13,9 +13,10 @@ from preimage.geometry.measuring import MeasuredLayers, measure_states, plan_of
 from preimage.geometry.options import GeometryOptions, SweepOptions
 from preimage.geometry.result import Geometry, GeometrySweep, Setting, SweptGeometry
 from preimage.layers import LayerSpec, parse_layers
-from preimage.models import LanguageModel, ModelPreview, load, read_preview
+from preimage.models import LanguageModel
+from preimage.preparation import Preparation
 from preimage.progress import Progress, silent
-from preimage.prompts import PromptOptions, PromptSet, gather
+from preimage.prompts import PromptOptions, PromptSet
 from preimage.states import capture
 from preimage.storage import Run, write_table
 
@@ -58,28 +59,24 @@ def sweep_geometry(
     if not isinstance(over, SweepOptions):
         over = SweepOptions(over)
     chosen = options or GeometryOptions()
-    models, lengths, dtypes = over.models, over.lengths, over.dtypes
+    dtypes = over.dtypes
     quantisers = (chosen.quantiser,) if over.quantisers is None else over.quantisers
-    if len(models) == len(dtypes) == 1 and isinstance(models[0], str) and read_preview(models[0]) is None:
-        models = [load(models[0], dtype=dtypes[0], device=device)]  # once, for its sizes and for the states
-    sets = _gather(models, source, lengths, layers, prompts or PromptOptions(), device)
+    prepared = [Preparation(model, dtype=dtypes[0], device=device) for model in over.models]
+    asked = {length: replace(prompts or PromptOptions(), length=length) for length in over.lengths}
+    _check(prepared, source, asked, layers)
     runs: list[SweptGeometry] = []
-    single = len(models) * len(dtypes) * len(lengths) * len(quantisers) == 1
-    for given, dtype in product(models, dtypes):
-        if isinstance(given, LanguageModel) and dtype != dtypes[0]:
-            continue  # it has one
-        model = load(given, dtype=dtype, device=device)
-        for length, quantiser in product(lengths, quantisers):
+    single = len(prepared) * len(dtypes) * len(asked) * len(quantisers) == 1
+    for one, dtype in product(prepared, dtypes):
+        if one.files is None and dtype != dtypes[0]:
+            continue  # a model in memory has one
+        this = one.with_dtype(dtype)
+        for length, quantiser in product(asked, quantisers):
+            model = this.model
             setting = Setting(model.name, length, model.identity.dtype, quantiser.name)
             place = None if out is None else Path(out) / ("" if single else setting.name)
-            geometry = measure_model(
-                model,
-                sets[_name(given), length],
-                layers,
-                options=replace(chosen, quantiser=quantiser),
-                out=place,
-                progress=progress,
-            )
+            run = replace(chosen, quantiser=quantiser)
+            ids = this.prompts(source, asked[length])
+            geometry = measure_model(model, ids, layers, options=run, out=place, progress=progress)
             runs.append(SweptGeometry(setting, model.identity.to_dict(), geometry))
     sweep = GeometrySweep(tuple(runs))
     if out is not None and not single:
@@ -114,29 +111,17 @@ def measure_model(
     return measure_states(MeasuredLayers(states, chosen, model.device, model, progress), run, ["states"])
 
 
-def _gather(
-    models: Sequence[str | LanguageModel],
+def _check(
+    prepared: Sequence[Preparation],
     source: str | Path | Sequence[str],
-    lengths: Sequence[int | None],
+    asked: Mapping[int | None, PromptOptions],
     layers: LayerSpec,
-    options: PromptOptions,
-    device: str,
-) -> dict[tuple[str, int | None], PromptSet]:
-    """The prompts of every model and length, equally many."""
-    sets: dict[tuple[str, int | None], PromptSet] = {}
-    for model in models:
-        known: LanguageModel | ModelPreview | None = model if isinstance(model, LanguageModel) else None
-        known = known or read_preview(str(model)) or load(model, device=device)
-        parse_layers(layers, known.n_layers)
-        for length in lengths:
-            sets[_name(model), length] = gather(
-                source,
-                known.tokenizer,
-                replace(options, length=length),
-                vocab_size=known.vocab_size,
-                max_length=known.max_length,
-            )
-    counts = {place: len(prompts) for place, prompts in sets.items()}
+) -> None:
+    """Refuse layers that a model lacks, and prompts that are too few or not equally many."""
+    counts: dict[tuple[str, int | None], int] = {}
+    for one in prepared:
+        one.layers(layers)
+        counts |= {(one.name, length): len(one.prompts(source, asked[length])) for length in asked}
     if min(counts.values()) < 2:
         raise PromptError("One prompt makes no pair.", "Give at least two different ones.")
     if len(set(counts.values())) > 1:
@@ -144,8 +129,3 @@ def _gather(
         raise OptionError(
             f"Runs would have different numbers of prompts: {given}.", "Set count to the smallest."
         )
-    return sets
-
-
-def _name(model: str | LanguageModel) -> str:
-    return model.name if isinstance(model, LanguageModel) else model
