@@ -107,10 +107,7 @@ INVERT: dict[str, tuple[Case, str]] = {
     "empty file": (lambda g: ["--model", g.model, "--prompts", g.file("e.txt", "")], "holds no prompts."),
     "no prompt": (lambda g: ["--model", g.model], "--text and --prompts: neither given."),
     "both": (lambda g: ["--model", g.model, "--text", "x", "--prompts", "random"], "both given."),
-    "too long": (
-        lambda g: ["--model", g.model, "--text", "word " * 200],
-        "this model takes at most 128.",
-    ),
+    "too long": (lambda g: ["--model", g.model, "--text", "word " * 200], "this model takes at most 128."),
     "wrong id": (
         lambda g: ["--model", g.model, "--prompts", g.jsonl([1, 2], {"token_ids": [5, VOCABULARY]})],
         f"line 2 has token id {VOCABULARY} at position 1; this model's ids are 0..{VOCABULARY - 1}.",

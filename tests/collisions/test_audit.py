@@ -13,10 +13,7 @@ import preimage
 from preimage.collisions import CollisionOptions
 from preimage.collisions.result import LayerCollisions
 from preimage.collisions.spacing import RowLabels, measure_spacing
-from preimage.collisions.structure import (
-    UNEXPLAINED,
-    absolute_positions,
-)
+from preimage.collisions.structure import UNEXPLAINED, absolute_positions
 from preimage.distances import norms, row_distances
 from preimage.errors import LayerError, OptionError, PreimageError, PromptError, StatesError
 from preimage.layers import Layer

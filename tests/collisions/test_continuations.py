@@ -14,10 +14,7 @@ from pyarrow import parquet
 from torch import Tensor
 
 import preimage
-from preimage.collisions.structure import (
-    IDENTICAL_EMBEDDINGS,
-    UNEXPLAINED,
-)
+from preimage.collisions.structure import IDENTICAL_EMBEDDINGS, UNEXPLAINED
 from preimage.distances import norms
 from preimage.errors import LayerError, OptionError, PreimageError, PromptError, RunFolderError
 from preimage.layers import Layer

@@ -7,11 +7,7 @@ import pytest
 import torch
 
 from preimage.collisions.tiles import KeptTiles
-from preimage.distances import (
-    PairScan,
-    distance_distribution,
-    find_closest,
-)
+from preimage.distances import PairScan, distance_distribution, find_closest
 from preimage.distances.screen import EachTile, Screen, Tile, TileMinima, here
 
 

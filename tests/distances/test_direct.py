@@ -10,12 +10,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from preimage.distances import direct as direct_module
-from preimage.distances import (
-    norms,
-    relative_error,
-    row_distances,
-    same_rows,
-)
+from preimage.distances import norms, relative_error, row_distances, same_rows
 from support.distances import between, lengths, mixed_sets
 
 # A distance is a function of the pair alone.

@@ -6,11 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preimage.distances import (
-    PairScan,
-    closest_pairs,
-    distance_distribution,
-)
+from preimage.distances import PairScan, closest_pairs, distance_distribution
 from preimage.distances.arithmetic import ARITHMETICS
 from support.distances import assert_quantiles, oracle_pairs
 

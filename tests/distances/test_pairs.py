@@ -146,9 +146,7 @@ def test_the_public_names_take_numpy_too() -> None:
     assert len(indices) == 40
 
 
-def test_pairs_stay_even_if_a_recomputed_distance_differs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pairs_stay_even_if_a_recomputed_distance_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU's own norms did: other last bits in batches below 16 rows, and an empty answer."""
 
     def other_bits(x: Tensor, y: Tensor) -> Tensor:

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from preimage.distances import (
-    closest_pairs,
-    nearest_neighbors,
-    norms,
-    row_distances,
-    same_rows,
-)
+from preimage.distances import closest_pairs, nearest_neighbors, norms, row_distances, same_rows
 from preimage.errors import OptionError, StatesError
 from support.distances import oracle, oracle_pairs
 

@@ -8,11 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from preimage.distances import (
-    PairScan,
-    distance_distribution,
-    find_closest,
-)
+from preimage.distances import PairScan, distance_distribution, find_closest
 from preimage.distances.arithmetic import ARITHMETICS, products
 from preimage.distances.screen import Screen, Tile, TileMinima
 from support.distances import between, mixed_sets, oracle, row_sets

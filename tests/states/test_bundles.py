@@ -24,10 +24,7 @@ from support.tiny import build, random_ids, tiny
 
 @pytest.fixture(scope="module")
 def models() -> dict[torch.dtype, LanguageModel]:
-    return {
-        torch.float32: tiny("llama"),
-        torch.bfloat16: preimage.load(build("llama", dtype=torch.bfloat16)),
-    }
+    return {torch.float32: tiny("llama"), torch.bfloat16: preimage.load(build("llama", dtype=torch.bfloat16))}
 
 
 # --- round trips ------------------------------------------------------------------------------

@@ -5,10 +5,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from preimage.distances import (
-    PairScan,
-    distance_distribution,
-)
+from preimage.distances import PairScan, distance_distribution
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

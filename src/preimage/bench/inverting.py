@@ -92,11 +92,7 @@ def bench_inversion(
 
 
 def _conditions(model: LanguageModel, prompts: BenchPrompts) -> dict[str, Any]:
-    return {
-        "prompts": asdict(prompts),
-        "model": model.identity.to_dict(),
-        "hardware": hardware(model),
-    }
+    return {"prompts": asdict(prompts), "model": model.identity.to_dict(), "hardware": hardware(model)}
 
 
 def _statuses(results: Iterable[Inversion]) -> dict[str, int]:

@@ -35,8 +35,7 @@ Proposers = Annotated[
     str | None, typer.Option(help="Of lens, codebook, prior, gradient; default: the best there is.")
 ]
 Bos = Annotated[
-    bool | None,
-    typer.Option("--bos/--no-bos", help="Begin with BOS or not; default: the tokenizer's way."),
+    bool | None, typer.Option("--bos/--no-bos", help="Begin with BOS or not; default: the tokenizer's way.")
 ]
 
 

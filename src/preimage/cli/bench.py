@@ -44,12 +44,7 @@ def capture(
     loaded = _load(model, dtype, device)
     with progress_bar() as progress:
         result = bench_capture(
-            loaded,
-            count=count,
-            length=length,
-            rounds=rounds,
-            batch_tokens=batch_tokens,
-            progress=progress,
+            loaded, count=count, length=length, rounds=rounds, batch_tokens=batch_tokens, progress=progress
         )
     if json:
         print_result("bench capture", result)

@@ -33,16 +33,7 @@ def _python() -> tuple[str, bool, str]:
 
 
 def _packages() -> list[tuple[str, bool, str]]:
-    names = (
-        "preimage",
-        "torch",
-        "transformers",
-        "safetensors",
-        "tokenizers",
-        "gguf",
-        "numpy",
-        "pyarrow",
-    )
+    names = ("preimage", "torch", "transformers", "safetensors", "tokenizers", "gguf", "numpy", "pyarrow")
     found = []
     for name in names:
         try:

@@ -115,11 +115,7 @@ def _exit_code(found: Iterable[Geometry]) -> int:
 
 
 def _finish(
-    found: Geometry,
-    model: dict[str, object] | None,
-    out: Path | None,
-    formats: tuple[str, ...],
-    json: bool,
+    found: Geometry, model: dict[str, object] | None, out: Path | None, formats: tuple[str, ...], json: bool
 ) -> None:
     from preimage.figures import save_figures
 

@@ -92,12 +92,7 @@ def progress_bar() -> Iterator[Progress]:
     if sys.stderr is None or not console.is_terminal:
         yield lambda done, total, note: None
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
 

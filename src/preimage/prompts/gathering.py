@@ -81,11 +81,7 @@ class _Gatherer:
     """One gathering: the model's limits, and which ids were taken already."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        options: PromptOptions,
-        vocab_size: int,
-        max_length: int | None,
+        self, tokenizer: Tokenizer | None, options: PromptOptions, vocab_size: int, max_length: int | None
     ) -> None:
         self.tokenizer = tokenizer
         self.options = options
@@ -264,8 +260,7 @@ def _shares(count: int | None, parts: int) -> list[int | None]:
 
 def _nothing_left(source: str, length: int) -> PromptError:
     return PromptError(
-        f"{source} has no text of {length} tokens or more: nothing is left.",
-        "Set a smaller length.",
+        f"{source} has no text of {length} tokens or more: nothing is left.", "Set a smaller length."
     )
 
 

@@ -146,8 +146,7 @@ def _arithmetic() -> _FewShot:
 
 def _translation() -> _FewShot:
     return _FewShot(
-        solved=tuple(f"{english} => {french}" for english, french in FRENCH.items()),
-        asked=(f"{WORD} =>",),
+        solved=tuple(f"{english} => {french}" for english, french in FRENCH.items()), asked=(f"{WORD} =>",)
     )
 
 

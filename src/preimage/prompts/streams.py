@@ -58,10 +58,7 @@ def read_stream(source: str) -> Iterator[Entry]:
     for number, row in enumerate(rows):
         column = column or choose_column(row, source=source, hint=_COLUMN_HINT)
         if column not in row:
-            raise PromptError(
-                f"{source} has no column {column!r}; it has {', '.join(row)}.",
-                _COLUMN_HINT,
-            )
+            raise PromptError(f"{source} has no column {column!r}; it has {', '.join(row)}.", _COLUMN_HINT)
         if row[column] not in (None, "", []):
             yield Entry(f"{source}, row {number}", row[column])
 

@@ -95,11 +95,7 @@ def _lay_out(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> tuple
     end = 0
     for name, shape in shapes.items():
         starts[name], end = end, end + dtype.itemsize * math.prod(shape)
-        entries[name] = {
-            "dtype": _NAMES[dtype],
-            "shape": list(shape),
-            "data_offsets": [starts[name], end],
-        }
+        entries[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [starts[name], end]}
     encoded = json.dumps(entries, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     base = 8 + len(encoded)

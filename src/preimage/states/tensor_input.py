@@ -52,6 +52,5 @@ def _from_npy(path: Path) -> Tensor:
     except (ValueError, OSError, TypeError, ArithmeticError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise StatesError(
-            f"{path.name} cannot be read as a plain array: {reason}.",
-            "Save it with numpy.save as floats.",
+            f"{path.name} cannot be read as a plain array: {reason}.", "Save it with numpy.save as floats."
         ) from error

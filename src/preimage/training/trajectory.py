@@ -118,11 +118,7 @@ class Training(Trainer):
 
 
 def _checkpoint(
-    training: Training,
-    text: TrainingText,
-    geometry: GeometryOptions,
-    before: int,
-    device: torch.device,
+    training: Training, text: TrainingText, geometry: GeometryOptions, before: int, device: torch.device
 ) -> Checkpoint:
     """What the model is at this step."""
     recent = training.losses[before : training.step]

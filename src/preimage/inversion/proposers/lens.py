@@ -137,9 +137,7 @@ class Lens(nn.Module):
         return self.project(features)  # type: ignore[no-any-return]
 
     def forward(
-        self,
-        states: Float[Tensor, "prompt position d_model"],
-        keys: Float[Tensor, "vocabulary rank"],
+        self, states: Float[Tensor, "prompt position d_model"], keys: Float[Tensor, "vocabulary rank"]
     ) -> Float[Tensor, "prompt position vocabulary"]:
         """The score of every token at every position."""
         return self.queries(states) @ keys.T + self.bias

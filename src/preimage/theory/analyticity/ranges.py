@@ -112,10 +112,7 @@ def multiplied(one: Range, other: Range) -> Range:
             ends.append((product, nothing or (first_met and second_met)))
     low, high = min(end for end, _ in ends), max(end for end, _ in ends)
     return Range(
-        low,
-        high,
-        any(met for end, met in ends if end == low),
-        any(met for end, met in ends if end == high),
+        low, high, any(met for end, met in ends if end == low), any(met for end, met in ends if end == high)
     )
 
 

@@ -102,8 +102,7 @@ def _every_prompt(model: LanguageModel, vocabulary: int, longest: int, bos: int 
         raise OptionError(f"longest is {longest}.", f"This model takes at most {model.max_length} tokens.")
     if sum(vocabulary**length for length in range(1, longest + 1)) > _MOST:
         raise OptionError(
-            f"{vocabulary} tokens make too many prompts of up to {longest}.",
-            f"Stay within {_MOST} prompts.",
+            f"{vocabulary} tokens make too many prompts of up to {longest}.", f"Stay within {_MOST} prompts."
         )
     return tuple((*start, *row) for length in range(1, longest + 1) for row in product(tokens, repeat=length))
 

@@ -40,11 +40,7 @@ def top_of_spectrum(loss: TrainingLoss, value: float, seed: int = 0) -> TopOfSpe
     Cost: tens to hundreds of products, each two passes backward, and the memory of twenty vectors of
     parameters or more: two for every eigenvalue asked for.
     """
-    from scipy.sparse.linalg import (  # type: ignore[import-untyped]  # scipy carries no types
-        ArpackNoConvergence,
-        LinearOperator,
-        eigsh,
-    )
+    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh  # type: ignore[import-untyped]  # scipy carries no types
 
     size = len(loss.start)
     theta = loss.start.detach().requires_grad_()
