@@ -68,9 +68,8 @@ def noisy(model: LanguageModel, count: int, seed: int) -> dict:
     """Prose with noise of one per cent, and a tolerance that lets it through."""
     from preimage.prompts import PromptOptions, gather
 
-    limits = {"vocab_size": model.vocab_size, "max_length": model.max_length}
     options = PromptOptions(count=count, length=24, seed=seed)
-    prompts = list(gather("default:prose", model.tokenizer, options, **limits))
+    prompts = list(gather("default:prose", model, options))
     generator = torch.Generator().manual_seed(seed)
     statuses: Counter[str] = Counter()
     wrong = 0

@@ -15,7 +15,7 @@ import torch
 import preimage
 from preimage.bench.timing import hardware
 from preimage.collisions import closest_prompts
-from preimage.prompts import PromptOptions, gather
+from preimage.prompts import PromptOptions, Vocabulary, gather
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
@@ -43,16 +43,17 @@ def lap(what: str) -> None:
 model = preimage.load(given.model)
 model.name = given.name
 lap("load")
-limits = {"vocab_size": model.vocab_size, "max_length": model.max_length}
 sources = ("default:prose:test", "default:prose:train", "default:code:test", "default:code:train")
 prompts: dict[tuple[int, ...], None] = {}
 for source in sources:
-    found = gather(source, model.tokenizer, PromptOptions(length=given.length), **limits)
+    found = gather(source, model, PromptOptions(length=given.length))
     prompts.update(dict.fromkeys(found.ids[: given.count - len(prompts)]))
 text = len(prompts)
 if missing := given.count - text:
     options = PromptOptions(count=missing, length=given.length)
-    prompts.update(dict.fromkeys(gather("random", None, options, **limits)))
+    prompts.update(
+        dict.fromkeys(gather("random", Vocabulary(None, model.vocab_size, model.max_length), options))
+    )
 lap("prompts")
 audit = preimage.find_collisions(model, list(prompts))
 lap("collisions")

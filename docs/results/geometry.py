@@ -39,8 +39,7 @@ def prompts(length: int) -> PromptSet:
     for source, count in counts.items():
         missing = count if source != "random" else given.count - len(found)
         options = PromptOptions(count=missing, length=length)
-        limits = {"vocab_size": model.vocab_size, "max_length": model.max_length}
-        found.update(dict.fromkeys(gather(source, model.tokenizer, options, **limits)))
+        found.update(dict.fromkeys(gather(source, model, options)))
     return PromptSet(tuple(found), "mixture", 0, 0)
 
 

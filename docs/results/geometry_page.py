@@ -21,7 +21,7 @@ from preimage.figures import (
     trajectory_figure,
 )
 from preimage.geometry.result import Geometry
-from preimage.training.trajectory_result import Trajectory
+from preimage.training.result import Trajectory
 
 HERE = Path(__file__).parent
 LAYERS = ("1", "2", "8", "15", "22", "29", "30", "final")

@@ -65,10 +65,7 @@ class Preparation:
         """Prompts for this model, gathered once for a source and its options (:func:`preimage.gather`)."""
         asked = repr(source), options
         if asked not in self._gathered:
-            known = self.known
-            self._gathered[asked] = gather(
-                source, known.tokenizer, options, vocab_size=known.vocab_size, max_length=known.max_length
-            )
+            self._gathered[asked] = gather(source, self.known, options)
         prompts = self._gathered[asked]
         if len(prompts) < at_least:
             raise PromptError(f"The source gives {len(prompts)} prompts.", f"Give {at_least} or more.")

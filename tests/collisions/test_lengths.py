@@ -9,7 +9,7 @@ import preimage
 from preimage.collisions import CollisionOptions, sweep_lengths
 from preimage.errors import LayerError, OptionError
 from preimage.models import LanguageModel
-from preimage.prompts import PromptOptions, PromptSet, gather
+from preimage.prompts import PromptOptions, PromptSet, Vocabulary, gather
 from support.refusing import refused
 from support.tiny import random_ids, tiny
 
@@ -19,10 +19,8 @@ def cut(model: LanguageModel, source: str, lengths: list[int], **options: int) -
     return {
         length: gather(
             source,
-            None,
+            Vocabulary(None, model.vocab_size, model.max_length),
             PromptOptions(length=length, **options),
-            vocab_size=model.vocab_size,
-            max_length=model.max_length,
         )
         for length in lengths
     }

@@ -39,7 +39,7 @@ from preimage.geometry.result import Geometry
 from preimage.layers import parse_layers
 from preimage.models import LanguageModel
 from preimage.models.float64 import double_copy, in_double
-from preimage.prompts import PromptOptions, gather
+from preimage.prompts import PromptOptions, Vocabulary, gather
 from preimage.storage import read_json
 from support.tiny import NAMES, VOCABULARY, build, random_ids, tiny
 
@@ -212,9 +212,7 @@ def test_a_sweep_is_the_runs_one_by_one(tmp_path: Path) -> None:
     run = sweep.runs[3]
     assert (run.setting.length, run.setting.dtype, run.setting.quantiser) == (7, "float32", "channel-absmax")
     model = preimage.load(folder)
-    ids = gather(
-        "random", None, PromptOptions(count=120, length=7), vocab_size=VOCABULARY, max_length=model.max_length
-    )
+    ids = gather("random", Vocabulary(None, VOCABULARY, model.max_length), PromptOptions(count=120, length=7))
     states = preimage.capture(model, ids, positions="last", batch_tokens=4096)
     assert run.geometry == measure_geometry(
         states, bits=(None, 4), quantiser=quantisers[1], subsets=2, model=model
@@ -403,10 +401,7 @@ def test_torchao_gives_the_same_codes(tmp_path: Path) -> None:
 def test_torchao_counts_the_same_collisions_on_the_default_model(
     smollm2: LanguageModel, tmp_path: Path
 ) -> None:
-    prompts = gather(
-        "default", smollm2.tokenizer, PromptOptions(count=300, length=8),
-        vocab_size=smollm2.vocab_size, max_length=smollm2.max_length,
-    )  # fmt: skip
+    prompts = gather("default", smollm2, PromptOptions(count=300, length=8))
     states = preimage.capture(smollm2, prompts, [1, 15, 30, "final"], positions="last", batch_tokens=4096)
     shape = measure_geometry(states, bits=(None, 8, 4), subsets=0)
     sets = [(bits, layer) for bits in (8, 4) for layer in states.layers]

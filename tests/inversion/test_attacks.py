@@ -302,8 +302,7 @@ def test_a_row_of_zeros_is_a_token_like_any_other() -> None:
 
 
 def test_a_margin_is_known_at_every_position_of_the_default_model(smollm2: LanguageModel) -> None:
-    limits = {"vocab_size": smollm2.vocab_size, "max_length": smollm2.max_length}
-    (ids,) = gather("default:code", smollm2.tokenizer, PromptOptions(count=1, length=12), **limits)
+    (ids,) = gather("default:code", smollm2, PromptOptions(count=1, length=12))
     states = States.from_tensor(preimage.capture(smollm2, [ids], 15).at(0, 15), 15)
     (found,) = preimage.invert(smollm2, states)
     assert tuple(ids) in (found.alternatives or (found.token_ids,))

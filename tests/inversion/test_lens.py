@@ -11,8 +11,8 @@ from preimage.inversion.proposers import lens_files
 from preimage.inversion.proposers import standard as proposers
 from preimage.inversion.proposers.lens_files import find_lens, read_info, read_lens, save_lens
 from preimage.models import LanguageModel
-from preimage.training import trainer
-from preimage.training.lenses import LensOptions, held_out_ranks, train_lens
+from preimage.training import LensOptions, trainer
+from preimage.training.lenses import held_out_ranks, train_lens
 from support.tiny import VOCABULARY, build, random_ids, tiny
 
 SMALL = LensOptions(steps=60, batch_tokens=512, length=16, rank=16, hidden=64)
@@ -134,11 +134,7 @@ def test_shipped_lenses_are_those_of_the_default_model(smollm2: LanguageModel) -
         assert info.layer == layer
         size += info.path.stat().st_size
         prompts = preimage.prompts.gather(
-            "default:prose",
-            smollm2.tokenizer,
-            preimage.PromptOptions(count=4, length=48, seed=9),
-            vocab_size=smollm2.vocab_size,
-            max_length=None,
+            "default:prose", smollm2, preimage.PromptOptions(count=4, length=48, seed=9)
         )
         ranks = held_out_ranks(smollm2, layer, read_lens(info.path, smollm2), torch.tensor(list(prompts)))
         assert float((ranks < 1).float().mean()) > 0.94

@@ -68,8 +68,7 @@ def test_tokens_that_are_no_text_and_bos_are_recovered_by_id(smollm2: LanguageMo
 
 def test_constant_prompts_collide_without_bos_and_not_with_it(smollm2: LanguageModel) -> None:
     options = preimage.PromptOptions(count=40, length=16, bos=False)
-    limits = {"vocab_size": smollm2.vocab_size, "max_length": smollm2.max_length}
-    prompts = [*gather("default", smollm2.tokenizer, options, **limits)]
+    prompts = [*gather("default", smollm2, options)]
     prompts += [tuple(smollm2.tokenizer(" the" * times)["input_ids"]) for times in (2, 3, 17)]
     assert {len(set(ids)) for ids in prompts[40:]} == {1}
     family, layers = {40, 41, 42}, "0,1,15,30,final"

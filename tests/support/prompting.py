@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from preimage.prompts import PromptOptions, encode, gather
+from preimage.prompts import PromptOptions, Vocabulary, encode, gather
 
 VOCAB = 600
 BOS = 0
@@ -35,7 +35,7 @@ def make_tokenizer(*, bos: bool, adds_bos: bool) -> PreTrainedTokenizerFast:
 
 
 def collect(source: Any, tokenizer: Any = None, max_length: int | None = None, **options: Any):
-    return gather(source, tokenizer, PromptOptions(**options), vocab_size=VOCAB, max_length=max_length)
+    return gather(source, Vocabulary(tokenizer, VOCAB, max_length), PromptOptions(**options))
 
 
 def one(prompt: Any, tokenizer: Any = None, **given: Any) -> tuple[int, ...]:

@@ -20,8 +20,9 @@ from preimage.storage import read_json
 from preimage.theory.optimiser import lanczos, updates
 from preimage.theory.optimiser.check import IDENTITY, LARGEST_EXACT, check_optimiser
 from preimage.theory.optimiser.lanczos import top_of_spectrum
+from preimage.theory.optimiser.options import KINDS, OptimiserOptions
 from preimage.theory.optimiser.training_loss import TrainingLoss, jacobian
-from preimage.theory.optimiser.updates import KINDS, Gradient, OptimiserOptions
+from preimage.theory.optimiser.updates import Gradient
 from preimage.theory.result import TheoryReport
 from support.refusing import refused
 from support.tiny import build, tiny

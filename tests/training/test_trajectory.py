@@ -22,10 +22,10 @@ from preimage.models.float64 import double_copy
 from preimage.prompts import PromptOptions, documents, gather
 from preimage.storage import Run, read_json
 from preimage.training import checkpoint_steps, text, trainer, trajectory
+from preimage.training.result import Trajectory
 from preimage.training.text import TrainingText, prepare_text
 from preimage.training.trainer import Recipe
 from preimage.training.trajectory import Training
-from preimage.training.trajectory_result import Trajectory
 
 OPTIONS = preimage.TrajectoryOptions(
     size="tiny", steps=30, batch=4, window=32, learning_rate=3e-3, checkpoints=5, probes=50, length=12,
@@ -219,8 +219,7 @@ def test_the_saved_model_has_the_last_margins(
 ) -> None:
     run, folder = runs[family]
     model = preimage.load(folder / "model", dtype="float64", device="cpu")
-    limits = {"vocab_size": model.vocab_size, "max_length": model.max_length}
-    probes = gather(folder / "probes.jsonl", model.tokenizer, PromptOptions(), **limits)
+    probes = gather(folder / "probes.jsonl", model, PromptOptions())
     assert probes.fingerprint == run.probes
     assert model.identity.weight_hash == run.checkpoints[-1].weight_hash
     throughout = double_copy(preimage.load(folder / "model", device="cpu"))

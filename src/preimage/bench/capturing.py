@@ -29,9 +29,8 @@ def bench_capture(
     """
     if min(count, length, rounds) < 1:
         raise OptionError("count, length and rounds must be at least 1.", "Give larger numbers.")
-    limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": model.max_length}
     options = PromptOptions(count=count, length=length)
-    prompts = gather("random", model.tokenizer, options, **limits)
+    prompts = gather("random", model, options)
     size = max(1, (batch_tokens or 1) // length)
     rows = list(prompts)
 

@@ -42,13 +42,12 @@ class BenchPrompts:
 
     def gather(self, model: LanguageModel) -> list[tuple[int, ...]]:
         """The prompts: prose, code, random tokens, in this order."""
-        limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": model.max_length}
         counts = {"default:prose": self.prose, "default:code": self.code, "random": self.random}
         prompts: list[tuple[int, ...]] = []
         for source, count in counts.items():
             if count:
                 options = PromptOptions(count=count, length=self.length, seed=self.seed)
-                prompts += gather(source, model.tokenizer, options, **limits)
+                prompts += gather(source, model, options)
         return prompts
 
 

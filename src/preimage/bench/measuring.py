@@ -43,8 +43,7 @@ def bench_geometry(
             f"count = {count}, length = {length}, rounds = {rounds}.", "Give count >= 2, others >= 1."
         )
     options = PromptOptions(count=count, length=length, seed=seed)
-    limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": model.max_length}
-    prompts = gather(source, model.tokenizer, options, **limits)
+    prompts = gather(source, model, options)
     states = capture(model, prompts, layers, positions="last", batch_tokens=4096, progress=progress)
     prepared: list[PromptDistances] = []
     ready = seconds(lambda: prepared.append(PromptDistances(prompts.ids, model.device)), model.device)

@@ -14,7 +14,7 @@ from preimage.cli.terminal import print_lines, print_result, print_table, progre
 from preimage.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
-    from preimage.training.trajectory_result import Trajectory
+    from preimage.training.result import Trajectory
 
 
 def trajectory(

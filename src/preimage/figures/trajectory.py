@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from preimage.figures.geometry import COLOURS
-from preimage.training.trajectory_result import Checkpoint, Trajectory
+from preimage.training.result import Checkpoint, Trajectory
 
 BEGINNING = 0.5  # where a logarithmic axis shows step 0
 

@@ -5,7 +5,7 @@ sources that read with them.
 """
 
 from preimage.prompts.corpus import documents
-from preimage.prompts.gathering import gather
+from preimage.prompts.gathering import Vocabulary, gather
 from preimage.prompts.hard_pairs import HardPair, hard_pairs
 from preimage.prompts.prompt_set import PromptOptions, PromptSet
 from preimage.prompts.tokens import Tokenizer, encode, window_bos
@@ -15,6 +15,7 @@ __all__ = [
     "PromptOptions",
     "PromptSet",
     "Tokenizer",
+    "Vocabulary",
     "documents",
     "encode",
     "gather",

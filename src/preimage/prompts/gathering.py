@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import repeat
 from pathlib import Path
 from random import Random
-from typing import TypeAlias, cast
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
 from preimage.errors import OptionError, PromptError
 from preimage.prompts.corpus import Kind, Split, documents
@@ -33,29 +33,52 @@ DEFAULT_LENGTH = 32
 
 Ids: TypeAlias = tuple[int, ...]
 Source: TypeAlias = Iterable[Prompt] | PromptSet | str | Path
+_ALL = PromptOptions()
 
 
-def gather(
-    source: Source,
-    tokenizer: Tokenizer | None,
-    options: PromptOptions,
-    *,
-    vocab_size: int,
-    max_length: int | None,
-) -> PromptSet:
+class TakesTokens(Protocol):
+    """What is asked of a model to gather prompts for it; ``tokenizer`` may be None where no text is read."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """From text to token ids."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens of the longest prompt; None: any."""
+
+
+class Vocabulary(NamedTuple):
+    """A tokenizer and the sizes of a model that is not there."""
+
+    tokenizer: Tokenizer | None
+    vocab_size: int
+    max_length: int | None
+
+
+def gather(source: Source, model: TakesTokens, options: PromptOptions = _ALL) -> PromptSet:
     """Collect prompts from a source, as distinct token ids.
 
     ``source``: a list of prompts (text or token ids); a PromptSet, which is only cut to the count;
     or a name: ``default[:prose|:code][:train|:test]`` (prose and code, half each, of the test split
     unless said), ``random`` (uniform ids), ``same-next:arithmetic`` or ``same-next:translation``
     (different prompts that call for the same next token), a .txt, .jsonl or .parquet file, or
-    ``datasets:NAME[:SPLIT[:COLUMN]]``. ``tokenizer`` may be None where no text is read.
-    ``vocab_size``, ``max_length``: the model's; a prompt outside them is an error.
+    ``datasets:NAME[:SPLIT[:COLUMN]]``. ``model``: a model, its preview, or a :class:`Vocabulary`; a prompt
+    outside its vocabulary or longer than it takes is an error.
     Cost: tokenises what is read, and reading stops when the count is reached; windows are chosen
     from a pool of about four times the count.
 
     Raises PromptError when the source cannot give usable prompts; same arguments, same set.
+
+    >>> from preimage.prompts import PromptOptions, Vocabulary
+    >>> gather("random", Vocabulary(None, 50, None), PromptOptions(count=3, length=4)).lengths
+    (4, 4, 4)
     """
+    tokenizer, vocab_size, max_length = model.tokenizer, model.vocab_size, model.max_length
     if isinstance(source, PromptSet):
         return _cut_set(source, options, vocab_size, max_length)
     _check_window(options, max_length)

@@ -212,12 +212,11 @@ def _cached(
 def calibration_prompts(model: LanguageModel, count: int = 4) -> Int[Tensor, "prompt position"]:
     """``count`` prompts of prose where there is a tokenizer and as many of random tokens, equally long."""
     length = min(_LENGTH, model.max_length or _LENGTH)
-    limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": model.max_length}
     sources = ["random", "random"] if model.tokenizer is None else ["default:prose:train", "random"]
     prompts: list[tuple[int, ...]] = []
     for seed, source in enumerate(sources):
         options = PromptOptions(count=count, length=length, seed=seed, keep_duplicates=True)
-        prompts += gather(source, model.tokenizer, options, **limits)
+        prompts += gather(source, model, options)
     return torch.tensor(prompts)
 
 

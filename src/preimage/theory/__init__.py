@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from preimage.theory.dichotomy.check import check_dichotomy, search_structure
     from preimage.theory.discriminant.check import build_collision, distance_to_collision
     from preimage.theory.optimiser.check import check_optimiser
-    from preimage.theory.optimiser.updates import OptimiserOptions
+    from preimage.theory.optimiser.options import OptimiserOptions
     from preimage.theory.registry import CHECKS, Check
     from preimage.theory.result import TheoryReport, Verdict
     from preimage.theory.symmetry.check import check_symmetry

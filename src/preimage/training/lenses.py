@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -17,35 +17,12 @@ from preimage.inversion.proposers.lens_files import save_lens
 from preimage.layers import Layer
 from preimage.models import LanguageModel, tensor_bytes
 from preimage.progress import Progress, silent
-from preimage.prompts import PromptOptions, documents, gather
+from preimage.prompts import PromptOptions, Vocabulary, documents, gather
 from preimage.storage import Run
+from preimage.training.options import LensOptions
 from preimage.training.trainer import Recipe, Trainer, seeded, windows_of
 
 _WEIGHTS = (0.9, 0.1)  # of windows and of prompts of two tokens in the loss
-
-
-@dataclass(frozen=True)
-class LensOptions:
-    """How a lens is trained. Half of every batch is text (if there is any), half uniformly random tokens."""
-
-    steps: int = 1200
-    batch_tokens: int = 6144
-    length: int = 64
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.01
-    rank: int = 512
-    hidden: int = 2304
-    neighbours: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_tokens", "length", "rank", "hidden"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} is {getattr(self, name)}.", "Give at least 1.")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain json types."""
-        return asdict(self)
 
 
 class TrainedLens(NamedTuple):
@@ -140,8 +117,7 @@ def training_text(model: LanguageModel, source: str) -> Int[Tensor, " token"]:
     if model.tokenizer is None:
         raise OptionError("Without a tokenizer a lens learns from random tokens alone.", "Use random.")
     if source != "default":
-        limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": None}
-        prompts = gather(source, model.tokenizer, PromptOptions(), **limits)
+        prompts = gather(source, Vocabulary(model.tokenizer, model.vocab_size, None), PromptOptions())
         return torch.tensor([token for ids in prompts for token in ids])
     prose, code = (
         [token for _, text in documents(kind, "train") for token in model.tokenizer(text)["input_ids"]]
@@ -152,14 +128,13 @@ def training_text(model: LanguageModel, source: str) -> Int[Tensor, " token"]:
 
 def held_out(model: LanguageModel, layer: Layer, lens: Lens, count: int = 24) -> dict[str, dict[str, float]]:
     """Ranks on prompts the training never saw: prose and code of the test split, and random tokens."""
-    limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": model.max_length}
     sources = {"prose": "default:prose", "code": "default:code", "random": "random"}
     if model.tokenizer is None:
         sources = {"random": "random"}
     options = PromptOptions(count=count, length=min(64, model.max_length or 64), seed=5)
     shares: dict[str, dict[str, float]] = {}
     for name, source in sources.items():
-        ids = torch.tensor(list(gather(source, model.tokenizer, options, **limits)))
+        ids = torch.tensor(list(gather(source, model, options)))
         shares[name] = summarise(held_out_ranks(model, layer, lens, ids))
     return shares
 

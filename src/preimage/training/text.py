@@ -14,9 +14,9 @@ from torch import Tensor
 
 from preimage.errors import PromptError
 from preimage.models import tensor_bytes, train_tokenizer
-from preimage.prompts import PromptOptions, PromptSet, documents, gather
+from preimage.prompts import PromptOptions, PromptSet, Vocabulary, documents, gather
 from preimage.prompts.tokens import text_ids
-from preimage.training.trajectory_options import TrajectoryOptions
+from preimage.training.options import TrajectoryOptions
 
 _HELD_OUT_SHARE = 4  # one part in so many
 _HELD_OUT_TOKENS = 8192
@@ -103,4 +103,4 @@ def _stream(texts: Iterable[str], tokenizer: Any) -> Int[Tensor, " token"]:
 
 def _windows(source: Any, tokenizer: Any, count: int, length: int) -> PromptSet:
     options = PromptOptions(count=count, length=length, seed=_SAME, bos=False)
-    return gather(source, tokenizer, options, vocab_size=len(tokenizer), max_length=None)
+    return gather(source, Vocabulary(tokenizer, len(tokenizer), None), options)

@@ -23,10 +23,10 @@ from preimage.models.loading import parse_device
 from preimage.progress import Progress, silent
 from preimage.states import capture
 from preimage.storage import Run, decode, write_text
+from preimage.training.options import TrajectoryOptions, checkpoint_steps
+from preimage.training.result import Checkpoint, Trajectory
 from preimage.training.text import TrainingText, prepare_text
 from preimage.training.trainer import Recipe, Trainer, seeded, windows_of
-from preimage.training.trajectory_options import TrajectoryOptions, checkpoint_steps
-from preimage.training.trajectory_result import Checkpoint, Trajectory
 
 _STATE, _MODEL = "training.safetensors", "model"
 _BATCH_TOKENS = 4096  # of a capture; in float64 the shape of a batch matters to no margin

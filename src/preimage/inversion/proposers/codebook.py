@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -135,10 +134,9 @@ def sample(model: LanguageModel, rows: int, seed: int = 0) -> Int[Tensor, "promp
     generator = torch.Generator().manual_seed(seed)
     windows = torch.randint(model.vocab_size, (rows, length), generator=generator)
     if model.tokenizer is not None:
-        limits: dict[str, Any] = {"vocab_size": model.vocab_size, "max_length": model.max_length}
         options = PromptOptions(count=rows // 4, length=length, seed=seed, keep_duplicates=True)
         for part, source in enumerate(("default:prose:train", "default:code:train")):
-            text = torch.tensor(list(gather(source, model.tokenizer, options, **limits)))
+            text = torch.tensor(list(gather(source, model, options)))
             windows[part * (rows // 4) :][: len(text)] = text
     return windows
 

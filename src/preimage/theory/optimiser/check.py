@@ -24,15 +24,9 @@ from preimage.models import LanguageModel, double_copy
 from preimage.progress import Progress, silent
 from preimage.states import encode_all
 from preimage.theory.optimiser.lanczos import top_of_spectrum
+from preimage.theory.optimiser.options import OptimiserChanges, OptimiserOptions
 from preimage.theory.optimiser.training_loss import TrainingLoss, jacobian
-from preimage.theory.optimiser.updates import (
-    OptimiserChanges,
-    OptimiserOptions,
-    moments,
-    predicted_factors,
-    torch_optimiser,
-    update,
-)
+from preimage.theory.optimiser.updates import moments, predicted_factors, torch_optimiser, update
 from preimage.theory.result import TheoryReport, Verdict
 
 IDENTITY = 1e-9  # relative, of log|det|

@@ -1,4 +1,4 @@
-"""Options of a training that is measured as it goes. Quick to import: wrong ones are refused before torch."""
+"""Options of the trainings. Quick to import: wrong ones are refused before torch."""
 
 from __future__ import annotations
 
@@ -64,6 +64,30 @@ class TrajectoryOptions:
         """Plain json types."""
         size = self.size if isinstance(self.size, str) else list(self.size)
         return asdict(self) | {"size": size, "learning_rate": self.rate, "bits": list(self.bits)}
+
+
+@dataclass(frozen=True)
+class LensOptions:
+    """How a lens is trained. Half of every batch is text (if there is any), half uniformly random tokens."""
+
+    steps: int = 1200
+    batch_tokens: int = 6144
+    length: int = 64
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    rank: int = 512
+    hidden: int = 2304
+    neighbours: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_tokens", "length", "rank", "hidden"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} is {getattr(self, name)}.", "Give at least 1.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain json types."""
+        return asdict(self)
 
 
 def checkpoint_steps(steps: int, count: int) -> tuple[int, ...]:
