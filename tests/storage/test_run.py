@@ -74,8 +74,8 @@ def test_a_damaged_run_folder_is_refused_by_the_file(name: str, raw: bytes, tmp_
 def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:
     Run({"layer": 3}, tmp_path / "r")
     path = tmp_path / "r" / "run.json"
-    path.write_text(path.read_text().replace("preimage/1", "preimage/0"))
-    with pytest.raises(RunFolderError, match='begun with another schema: "preimage/0", now "preimage/1"'):
+    path.write_text(path.read_text().replace("preimage/2", "preimage/0"))
+    with pytest.raises(RunFolderError, match='begun with another schema: "preimage/0", now "preimage/2"'):
         Run({"layer": 3}, tmp_path / "r")
 
 

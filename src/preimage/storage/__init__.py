@@ -1,6 +1,7 @@
 """Files: whole or not there at all, one process at a time, and runs that continue. Nobody else writes one."""
 
 from preimage.storage.files import (
+    BEFORE,
     SCHEMA,
     dumps,
     plain,
@@ -20,6 +21,7 @@ from preimage.storage.run import Run
 from preimage.storage.saved import Saved, decode
 
 __all__ = [
+    "BEFORE",
     "MANIFEST",
     "SCHEMA",
     "TENSORS",

@@ -13,7 +13,8 @@ from typing import Any
 
 from preimage.errors import RunFolderError, UnwritableError
 
-SCHEMA = "preimage/1"  # of everything that is written; a change of any format raises it
+SCHEMA = "preimage/2"  # of everything that is written; a change of any format raises it
+BEFORE = "preimage/1"  # whose bundles and lenses are still read: they differ by the name of one field
 
 
 def plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from preimage.errors import BundleError
-from preimage.storage.files import SCHEMA
+from preimage.storage.files import BEFORE, SCHEMA
 
 TENSORS = "states.safetensors"
 MANIFEST = "manifest.json"
@@ -26,10 +26,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if path.stat().st_size > _MAX_BYTES:
             raise ValueError("it is too large")
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
-            found = manifest.get("schema") if isinstance(manifest, dict) else None
-            raise ValueError(f"its schema is {found!r}, not {SCHEMA!r}")
+        schema = manifest.get("schema") if isinstance(manifest, dict) else None
+        if schema not in (SCHEMA, BEFORE):
+            raise ValueError(f"its schema is {schema!r}, not {SCHEMA!r}")
         size, _ = manifest["bytes"], manifest["checksums"][TENSORS]
+        if schema == BEFORE and manifest["model"]:
+            manifest["model"]["files_hash"] = manifest["model"].pop("checkpoint", None)
     except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise unusable(folder, error) from error
     _check_size(folder / TENSORS, size)

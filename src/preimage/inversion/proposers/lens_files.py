@@ -20,7 +20,7 @@ from preimage.errors import ModelError
 from preimage.inversion.proposers.lens import Lens, LensShape
 from preimage.layers import Layer
 from preimage.models import LanguageModel, cache_folder
-from preimage.storage import SCHEMA, write_tensors
+from preimage.storage import BEFORE, SCHEMA, write_tensors
 
 _SHIPPED = resources.files("preimage") / "inversion" / "lenses"
 
@@ -75,7 +75,7 @@ def read_info(path: Path) -> LensInfo:
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()["about"])
-        if about["schema"] != SCHEMA or about["kind"] != "lens":
+        if about["schema"] not in (SCHEMA, BEFORE) or about["kind"] != "lens":
             raise ValueError(f"its schema is {about['schema']!r}")
         return LensInfo(
             path=path,
