@@ -69,3 +69,35 @@ def test_who_may_touch_what(module: Path) -> None:
     if room != "cli":
         assert not re.search(r"^\s*print\(", text, re.MULTILINE)
     assert len(text.splitlines()) <= 400
+
+
+def defined(module: Path) -> set[str]:
+    """Functions, classes and methods of a module, methods as Class.method."""
+    names: set[str] = set()
+    for node in ast.parse((SOURCE / module).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
+    return names
+
+
+def test_every_place_on_the_walks_exists() -> None:
+    places = re.findall(r"`([\w/]+\.py):([\w.]+)`", MAP)
+    assert len(places) > 40
+    missing = [f"{path}:{name}" for path, name in places if name not in defined(Path(path))]
+    assert not missing
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_functions_fit_on_a_screen(module: Path) -> None:
+    for node in ast.walk(ast.parse((SOURCE / module).read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        lines = (node.end_lineno or 0) - node.body[0].lineno + 1
+        assert lines <= 60, f"{node.name} has {lines} lines"
+        given = node.args
+        names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+        count = len([name for name in names if name not in ("self", "cls")]) + bool(given.vararg)
+        if room_of(module) != "cli":
+            assert count <= 8, f"{node.name} has {count} parameters"
