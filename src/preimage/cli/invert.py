@@ -85,7 +85,9 @@ def invert(
         found = preimage.invert(loaded, states, layer, options=options, out=out, progress=progress)
     if json:
         results = [_with_truth(result, states, index) for index, result in enumerate(found)]
-        print_result("invert", {"model": loaded.identity.to_dict(), "results": results})
+        print_result(
+            "invert", {"model": loaded.identity.to_dict(), "prompts": states.prompts, "results": results}
+        )
     else:
         _show(found)
         if prove:

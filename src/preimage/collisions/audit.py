@@ -58,7 +58,8 @@ def find_collisions(
     chosen = replace(options or CollisionOptions(), **changes)
     wanted = parse_layers(layers, model.n_layers)
     given = encode_all(model, prompts, bos)
-    ids = PromptSet(tuple(dict.fromkeys(given)), "list", chosen.seed, 0)
+    source = prompts if isinstance(prompts, PromptSet) else PromptSet((), "list", chosen.seed, 0)
+    ids = replace(source, ids=tuple(dict.fromkeys(given)))
     if len(ids) < 2:
         raise PromptError(
             f"{len(given)} prompts, {len(ids)} of them different.", "Give at least two different ones."
@@ -81,8 +82,9 @@ def find_collisions(
     result = CollisionAudit(
         model=model.identity.to_dict(),
         prompts=len(ids),
-        duplicates_removed=len(given) - len(ids),
+        duplicates_removed=ids.duplicates_removed + len(given) - len(ids),
         lengths=(min(lengths), max(lengths)),
+        source=ids.source,
         fingerprint=ids.fingerprint,
         options=chosen.to_dict(),
         layers=tuple(finished[layer] for layer in wanted),

@@ -102,6 +102,7 @@ class CollisionAudit(Saved):
     prompts: int
     duplicates_removed: int
     lengths: tuple[int, int]  # shortest and longest
+    source: str  # of the prompts, "list" where they were given one by one
     fingerprint: str  # of the prompts
     options: dict[str, Any]
     layers: tuple[LayerCollisions, ...]

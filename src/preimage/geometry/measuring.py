@@ -108,6 +108,7 @@ def measure_states(layers: MeasuredLayers, run: Run, remove: Sequence[str] = ())
             if bits is not None
         },
         length=prompts.largest if prompts.name == "hamming" else None,
+        source=layers.states.prompts["source"] if layers.states.prompts else None,
     )
     run.finish(result.to_dict, {"layers": result.rows}, remove)
     return result

@@ -111,6 +111,7 @@ class Geometry(Saved):
     layers: dict[Layer, LayerGeometry]
     quantised: dict[int, LayerSet]
     length: int | None = None  # tokens of every prompt, None where they differ
+    source: str | None = None  # of the prompts, where it is known
 
     @property
     def unexplained(self) -> int:

@@ -82,16 +82,20 @@ class PromptSet:
             digest.update(struct.pack(f"<{len(ids) + 1}q", len(ids), *ids))
         return digest.hexdigest()
 
-    def to_dict(self) -> dict[str, Any]:
-        """A plain dictionary for json: the fields, the number of prompts and the fingerprint."""
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Where the prompts came from, in plain json types; their ids are not in it."""
         return {
             "source": self.source,
             "seed": self.seed,
             "count": len(self.ids),
             "duplicates_removed": self.duplicates_removed,
             "fingerprint": self.fingerprint,
-            "ids": [list(ids) for ids in self.ids],
         }
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain dictionary for json: the provenance, and the ids."""
+        return self.provenance | {"ids": [list(ids) for ids in self.ids]}
 
 
 def check_whole(option: str, value: object, *, at_least: int) -> None:

@@ -86,6 +86,7 @@ def _manifest(states: States, withhold_ids: bool) -> dict[str, Any]:
         "groups": [group.to_dict() for group in states.layout.groups],
         "token_ids": None if withhold_ids or ids is None else [list(row) for row in ids],
         "noise_floor": {str(layer): value for layer, value in states.noise_floor.items()},
+        "prompts": None if withhold_ids else states.prompts,  # a source and a seed are as good as the ids
     }
 
 
@@ -125,7 +126,10 @@ def open_bundle(folder: Path, manifest: dict[str, Any], *, verify: bool = True) 
     reader = TensorFileReader(tensors)
     if reader.shapes != layout.names() or set(reader.dtypes.values()) != {dtype}:
         raise BundleError(f"{tensors} and its manifest disagree.", "Make the bundle again.")
-    return States(layout, reader, token_ids=token_ids, model=model, noise_floor=floor, dtype=dtype)
+    prompts = manifest.get("prompts")
+    return States(
+        layout, reader, token_ids=token_ids, model=model, noise_floor=floor, dtype=dtype, prompts=prompts
+    )
 
 
 def _layout(manifest: dict[str, Any]) -> Layout:

@@ -68,7 +68,8 @@ def capture(
     layout = Layout(group_by_length([len(row) for row in ids]), wanted, kept, model.d_model)
     if batch_tokens is None:
         batch_tokens = 1 if model.device.type == "cpu" else _CUDA_BATCH_TOKENS
-    job = _Capture(model, ids, layout, batch_tokens, progress)
+    provenance = prompts.provenance if isinstance(prompts, PromptSet) else None
+    job = _Capture(model, ids, layout, batch_tokens, progress, provenance)
     if out is not None:
         return job.to_bundle(Path(out), withhold_ids)
     if layout.elements() * model.dtype.itemsize <= _MEMORY_BYTES:
@@ -119,9 +120,10 @@ class _Capture:
         layout: Layout,
         batch_tokens: int,
         progress: Progress,
+        provenance: dict[str, Any] | None,
     ) -> None:
         self.model, self.ids, self.layout = model, ids, layout
-        self.batch_tokens, self.progress = batch_tokens, progress
+        self.batch_tokens, self.progress, self.provenance = batch_tokens, progress, provenance
         # What must be the same for an interrupted capture to be continued; the batch need not be.
         self.plan = _plan(model.identity.to_dict(), ids, layout)
 
@@ -164,6 +166,7 @@ class _Capture:
             model=self.model.identity.to_dict(),
             noise_floor=noise_floor(self.model, self.layout.layers),
             dtype=self.model.dtype,
+            prompts=self.provenance,
         )
 
     def _fill(self, run: Run, store: MemoryStore | TensorFileWriter) -> None:

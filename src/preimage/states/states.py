@@ -56,8 +56,8 @@ class States:
 
     ``token_ids`` is None where they were withheld; ``model`` is the identity of the model that made the
     states, None for tensors that came from elsewhere; ``noise_floor`` maps a layer to the largest relative
-    difference |h - h'| / |h| seen when the same prompts were computed in other shapes. Of states on disk only
-    what is asked for is read.
+    difference |h - h'| / |h| seen when the same prompts were computed in other shapes; ``prompts`` says where
+    the prompts came from, where that is known. Of states on disk only what is asked for is read.
 
     Example:
         >>> import torch
@@ -76,6 +76,7 @@ class States:
         model: Mapping[str, Any] | None,
         noise_floor: Mapping[Layer, float],
         dtype: torch.dtype,
+        prompts: Mapping[str, Any] | None = None,
     ) -> None:
         self.layout = layout
         self.store = store
@@ -83,6 +84,7 @@ class States:
         self.model = None if model is None else dict(model)
         self.noise_floor = dict(noise_floor)
         self.dtype = dtype
+        self.prompts = None if prompts is None else dict(prompts)
 
     def __len__(self) -> int:
         return self.layout.count
