@@ -41,6 +41,11 @@ def parse_layers(spec: LayerSpec, n_layers: int) -> tuple[Layer, ...]:
     return (*numbers, "final") if "final" in found else tuple(numbers)
 
 
+def all_layers(n_layers: int) -> tuple[Layer, ...]:
+    """0..L and "final"."""
+    return (*range(n_layers + 1), "final")
+
+
 def parse_layer(spec: int | str, n_layers: int) -> Layer:
     """The one layer a specification names."""
     layers = parse_layers(spec, n_layers)
@@ -55,7 +60,7 @@ def _parse_one(part: int | str, n_layers: int) -> list[Layer]:
     if part == "final":
         return ["final"]
     if part == "all":
-        return [*range(n_layers + 1), "final"]
+        return list(all_layers(n_layers))
     if part.count("-") == 1 and not part.startswith("-"):
         low, high = (_number(end, part, n_layers) for end in part.split("-"))
         if low > high:

@@ -6,6 +6,7 @@ import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Unpack
 
@@ -17,6 +18,7 @@ from preimage.collisions.result import CollisionAudit, ComparedPair, HardKind, L
 from preimage.collisions.spacing import RowLabels, measure_spacing, require_above_noise
 from preimage.collisions.structure import UNEXPLAINED
 from preimage.collisions.tiles import KeptTiles
+from preimage.devices import BATCH_TOKENS, by_device
 from preimage.distances import here, norms, row_distances
 from preimage.errors import OptionError, PromptError, StatesError
 from preimage.layers import Layer, LayerSpec, parse_layers
@@ -26,7 +28,6 @@ from preimage.prompts import HardPair, PromptSet, hard_pairs
 from preimage.states import States, capture, encode_all, noise_floor, safety
 from preimage.storage import Run, decode
 
-_BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 _STATES = "states"  # in the run folder, until the run is done
 
 
@@ -137,20 +138,18 @@ class _Audit:
         sides = dict.fromkeys(ids for pair in self._hard for ids in (pair.first, pair.second))
         self._hard_rows = {ids: row for row, ids in enumerate(sides)}
         self._structure = ConfirmedStructure(model, [*ids, *sides], layers)
-        self._captured: tuple[States, States | None] | None = None
 
     def at(self, layer: Layer) -> LayerCollisions:
         """All pairs at one layer."""
-        states, hard = self._states()
+        states, hard = self._states
         states.require_finite(layer)
         last = states.last(layer).to(self._model.device)
+        ids, structure = self._ids.ids, self._structure
         labels = RowLabels(
-            ids=lambda row: self._ids.ids[row],
-            text=lambda row: self._model.decode(self._ids.ids[row]),
-            key=lambda row: self._structure.key(self._ids.ids[row], layer),
-            explain=lambda a, b, near: self._structure.explain(
-                self._ids.ids[a], self._ids.ids[b], layer, near=near
-            ),
+            ids=lambda row: ids[row],
+            text=lambda row: self._model.decode(ids[row]),
+            key=lambda row: structure.key(ids[row], layer),
+            explain=lambda a, b, near: structure.explain(ids[a], ids[b], layer, near=near),
         )
         place = self._run.place(f"{_STATES}/tiles-{layer}")
         tiles = None if place is None else KeptTiles(place)
@@ -164,17 +163,14 @@ class _Audit:
         self._progress(self._done, len(self._layers), f"layers compared, {layer} last")
         return result
 
+    @cached_property
     def _states(self) -> tuple[States, States | None]:
-        if self._captured is None:
-            place, hard = self._run.place, list(self._hard_rows)
-            self._captured = (
-                self._capture(self._ids, place(f"{_STATES}/prompts")),
-                self._capture(hard, place(f"{_STATES}/hard")) if hard else None,
-            )
-        return self._captured
+        """Of the prompts, and of the hard pairs if there are any."""
+        hard = list(self._hard_rows)
+        return self._capture(self._ids, "prompts"), self._capture(hard, "hard") if hard else None
 
-    def _capture(self, prompts: PromptSet | list[tuple[int, ...]], out: Path | None) -> States:
-        batch = _BATCH_TOKENS.get(self._model.device.type, _BATCH_TOKENS["cpu"])
+    def _capture(self, prompts: PromptSet | list[tuple[int, ...]], name: str) -> States:
+        batch, out = by_device(BATCH_TOKENS, self._model.device), self._run.place(f"{_STATES}/{name}")
         return capture(
             self._model, prompts, self._layers, positions="last", batch_tokens=batch, out=out,
             progress=self._progress,
@@ -195,16 +191,10 @@ class _Audit:
         for pair, ends, distance, radius in zip(
             self._hard, rows, row_distances(first, second).tolist(), radii.tolist(), strict=True
         ):
-            compared = ComparedPair(
-                *ends,
-                pair.first,
-                pair.second,
-                self._model.decode(pair.first),
-                self._model.decode(pair.second),
-                distance,
-                radius,
-                self._structure.explain(pair.first, pair.second, layer, near=distance <= radius),
-            )
+            both = pair.first, pair.second
+            texts = self._model.decode(pair.first), self._model.decode(pair.second)
+            reason = self._structure.explain(*both, layer, near=distance <= radius)
+            compared = ComparedPair(*ends, *both, *texts, distance, radius, reason)
             kinds.setdefault(pair.kind, []).append(compared)
         return tuple(_summary(kind, pairs) for kind, pairs in kinds.items())
 

@@ -13,9 +13,9 @@ the rest is believed only as far as every one of its family that was run confirm
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from preimage.collisions.rounding import last_states, most_terms, rounding_bounds
 from preimage.collisions.structure import UNEXPLAINED, Structure, measured_reach
+from preimage.devices import by_device
 from preimage.distances import norms, row_distances
 from preimage.layers import Layer
 from preimage.models import LanguageModel, draw_by_block, release
@@ -108,12 +109,11 @@ class ConfirmedStructure:
     def _affordable(self, classes: Classes) -> list[Ids]:
         """Which of them to run, the first of every class before the second of any."""
         ranks: dict[Ids, int] = {}
-        for groups in classes.values():
-            for group in groups:
-                for rank, ids in enumerate(group):
-                    ranks[ids] = min(rank, ranks.get(ids, rank))
+        for group in chain.from_iterable(classes.values()):
+            for rank, ids in enumerate(group):
+                ranks[ids] = min(rank, ranks.get(ids, rank))
         at_0 = list(classes) == [0]
-        left = _TOKENS_BELOW if at_0 else _TOKENS.get(self._model.device.type, _TOKENS["cpu"])
+        left = _TOKENS_BELOW if at_0 else by_device(_TOKENS, self._model.device)
         most = _TOKENS_BELOW if at_0 else _PROMPTS
         chosen: list[Ids] = []
         for ids in sorted(ranks, key=lambda ids: ranks[ids]):
@@ -130,8 +130,14 @@ class ConfirmedStructure:
         drawn = draw_by_block(self._model, seed)
         terms = most_terms(self._model, chosen)
         some = chosen[:_CONDITION]
+
+        def rename(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            """Tokens that are one to the model's embedding are one to the copy's, not to its other parts."""
+            return (same[args[0]], *args[1:])
+
         try:
-            with self._twins(drawn):
+            same = torch.tensor(self._structure.same, device=drawn.device)
+            with drawn.anatomy.embedding.register_forward_pre_hook(rename):
                 last = last_states(drawn, chosen, layers)
                 bounds = rounding_bounds(drawn, some, {at: last[at][: len(some)] for at in last}, terms)
         finally:
@@ -144,36 +150,21 @@ class ConfirmedStructure:
                 for ids, number in zip(run, _clusters(states, bounds[layer]), strict=True):
                     labels[layer][ids] = (*labels[layer].get(ids, ()), number)
 
-    @contextmanager
-    def _twins(self, drawn: LanguageModel) -> Iterator[None]:
-        """Tokens that are one to the model's embedding are one to the copy's, and not to its other parts."""
-        same = torch.tensor(self._structure.same, device=drawn.device)
-
-        def rename(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (same[args[0]], *args[1:])
-
-        handle = drawn.anatomy.embedding.register_forward_pre_hook(rename)
-        try:
-            yield
-        finally:
-            handle.remove()
-
     def _all_labels(
         self, layer: Layer, groups: list[list[Ids]], run: dict[Ids, tuple[int, ...]]
     ) -> dict[Ids, Hashable]:
         """The labels of the prompts that were run, and of those that follow from them."""
+        pairs = [(group[0], ids) for group in groups for ids in group[1:]]
         answers: dict[str, set[bool]] = {}
-        for group in groups:
-            for ids in group[1:]:
-                if ids in run:
-                    family = self._structure.name(group[0], ids, layer)
-                    answers.setdefault(family, set()).add(run[ids] == run[group[0]])
+        for first, ids in pairs:
+            if ids in run:
+                family = self._structure.name(first, ids, layer)
+                answers.setdefault(family, set()).add(run[ids] == run[first])
         labels: dict[Ids, Hashable] = dict(run)
-        for group in groups:
-            for ids in group[1:]:
-                if ids not in run:
-                    shown = answers.get(self._structure.name(group[0], ids, layer)) == {True}
-                    labels[ids] = run.get(group[0]) if shown else ids
+        for first, ids in pairs:
+            if ids not in run:
+                shown = answers.get(self._structure.name(first, ids, layer)) == {True}
+                labels[ids] = run.get(first) if shown else ids
         return labels
 
 
@@ -183,9 +174,7 @@ def _clusters(states: Float[Tensor, "prompt d_model"], bound: float) -> list[int
     numbers = []
     sizes = norms(states)
     for row, state in enumerate(states):
-        near = torch.tensor([], dtype=torch.bool)
-        if firsts:
-            near = row_distances(state[None], states[firsts]) <= bound * (sizes[row] + sizes[firsts])
+        near = row_distances(state[None], states[firsts]) <= bound * (sizes[row] + sizes[firsts])
         number = int(near.nonzero()[0]) if bool(near.any()) else len(firsts)
         if number == len(firsts):
             firsts.append(row)

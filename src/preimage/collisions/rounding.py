@@ -15,7 +15,7 @@ the 1e-16 to 1e-14 that equal states differ by, and far below what separates pro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -68,11 +68,8 @@ def rounding_bounds(
         signs = torch.randint(0, 2, output.shape, generator=generator) * 2 - 1
         return output * (1 + _MOVED * signs.to(output))
 
-    handle = model.anatomy.embedding.register_forward_hook(move)
-    try:
+    with model.anatomy.embedding.register_forward_hook(move):
         moved = last_states(model, ids, list(last))
-    finally:
-        handle.remove()
     unit = torch.finfo(torch.float64).eps / 2
     bounds = {}
     for layer, before in last.items():
@@ -83,15 +80,13 @@ def rounding_bounds(
     return bounds
 
 
-def _batches(ids: Sequence[Ids]) -> list[tuple[list[int], Int[Tensor, "batch position"]]]:
+def _batches(ids: Sequence[Ids]) -> Iterator[tuple[list[int], Int[Tensor, "batch position"]]]:
     """Prompts of one length, a pass at a time, with their places."""
     lengths: dict[int, list[int]] = {}
     for place, prompt in enumerate(ids):
         lengths.setdefault(len(prompt), []).append(place)
-    batches = []
     for length, places in lengths.items():
         size = max(1, _TOKENS // length)
         for start in range(0, len(places), size):
             part = places[start : start + size]
-            batches.append((part, torch.tensor([ids[place] for place in part])))
-    return batches
+            yield part, torch.tensor([ids[place] for place in part])

@@ -83,17 +83,10 @@ def measure_spacing(
     def compared(pair: Pair) -> ComparedPair:
         first, second, distance = pair
         radius = float(torch.maximum(radii[first], radii[second]))
-        return ComparedPair(
-            first=first,
-            second=second,
-            first_ids=labels.ids(first),
-            second_ids=labels.ids(second),
-            first_text=labels.text(first),
-            second_text=labels.text(second),
-            distance=distance,
-            noise_radius=radius,
-            explanation=labels.explain(first, second, distance <= radius),
-        )
+        ids = labels.ids(first), labels.ids(second)
+        texts = labels.text(first), labels.text(second)
+        reason = labels.explain(first, second, distance <= radius)
+        return ComparedPair(first, second, *ids, *texts, distance, radius, reason)
 
     distances = distance_distribution(scan)
     thresholds = sorted({PUBLISHED, *options.thresholds})
@@ -178,16 +171,13 @@ def _within_noise(
 
 def _classes(one: Sequence[int], other: Sequence[int], labels: RowLabels) -> Iterator[tuple[int, int, int]]:
     """(how many pairs, an example) for every two classes of equal keys in two groups, or in one twice."""
-    left, right = _by_key(one, labels), _by_key(other, labels)
+    left = _by_key(one, labels)
     if one is other:
         for members in left:
             if len(members) > 1:
                 yield len(members) * (len(members) - 1) // 2, members[0], members[1]
-        for a, b in combinations(left, 2):
-            yield len(a) * len(b), a[0], b[0]
-    else:
-        for a, b in product(left, right):
-            yield len(a) * len(b), a[0], b[0]
+    for a, b in combinations(left, 2) if one is other else product(left, _by_key(other, labels)):
+        yield len(a) * len(b), a[0], b[0]
 
 
 def _by_key(rows: Sequence[int], labels: RowLabels) -> list[list[int]]:

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import torch
 
 from preimage.distances import same_rows
-from preimage.layers import Layer
+from preimage.layers import Layer, all_layers
 from preimage.models import LanguageModel
 
 UNEXPLAINED = "unexplained"
@@ -47,8 +47,7 @@ class Structure:
         self._positions = absolute_positions(model)
         self._linear = linear_biases(model)
         self.same = token_classes(model, longest if self._positions else 1)
-        layers: list[Layer] = [*range(model.n_layers + 1), "final"]
-        self._reach = dict(reach or {layer: model.receptive_field(layer) for layer in layers})
+        self._reach = dict(reach or {at: model.receptive_field(at) for at in all_layers(model.n_layers)})
 
     def key(self, ids: Ids, layer: Layer) -> Hashable:
         """Prompts with equal keys may have to have the same state at the layer, for all parameters."""

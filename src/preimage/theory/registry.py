@@ -6,7 +6,7 @@ needs torch is loaded when a check is run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from preimage import models, theory
 from preimage.theory.result import TheoryReport
 
 SMALL_PROMPTS = ((0, 1, 2, 3, 4, 5), (6, 5, 3, 2, 1, 0), (3, 3, 1, 6))
-_CONSTANT = ((5, 5, 5), (5, 5, 5, 5, 5))  # a pair that rotary positions cannot tell apart
+_PROMPTS = (*SMALL_PROMPTS, (5, 5, 5), (5, 5, 5, 5, 5))  # rotary positions cannot tell the last two apart
 _BOS = 7
 _STEPS = 2  # the fewest of which the whole map is more than one step
 _OPTIMISERS: dict[str, dict[str, Any]] = {
@@ -51,16 +51,12 @@ class Check:
     asks: str
     prompts: bool
     tables: tuple[str, ...] = ()
-    cases: Callable[[models.LanguageModel, models.LanguageModel, int], Iterator[Case]] | None = None
+    cases: Callable[[models.LanguageModel, models.LanguageModel, int], Iterable[Case]] | None = None
 
     def __call__(self, *args: Any, **options: Any) -> TheoryReport:
         """Run it."""
         report: TheoryReport = getattr(theory, self.function)(*args, **options)
         return report
-
-
-def _analyticity(model: models.LanguageModel, _: models.LanguageModel, seed: int) -> Iterator[Case]:
-    yield Case(partial(CHECKS["analyticity"], model))
 
 
 def _structure(model: models.LanguageModel, _: models.LanguageModel, seed: int) -> Iterator[Case]:
@@ -71,10 +67,6 @@ def _structure(model: models.LanguageModel, _: models.LanguageModel, seed: int) 
         if bos is None and positional_scheme(model) == "rotary":
             denied["dichotomy.separated_above_0"] = _NO_BOS
         yield Case(partial(CHECKS["structure"], model, bos=bos, seed=seed), denied)
-
-
-def _symmetry(model: models.LanguageModel, _: models.LanguageModel, seed: int) -> Iterator[Case]:
-    yield Case(partial(CHECKS["symmetry"], model, [*SMALL_PROMPTS, *_CONSTANT], seed=seed))
 
 
 def _optimiser(_: models.LanguageModel, followed: models.LanguageModel, seed: int) -> Iterator[Case]:
@@ -90,18 +82,13 @@ def _optimiser(_: models.LanguageModel, followed: models.LanguageModel, seed: in
     yield Case(worst, _SINGULAR)
 
 
-def _discriminant(model: models.LanguageModel, _: models.LanguageModel, seed: int) -> Iterator[Case]:
-    first, last = SMALL_PROMPTS[0], SMALL_PROMPTS[2]
-    yield Case(partial(CHECKS["discriminant"], model, first, last, learning_rate=1e-5))
-
-
-CHECKS = {
+CHECKS: dict[str, Check] = {
     "analyticity": Check(
         "check_analyticity",
         "Is every block real-analytic in its parameters? Which modules break it?",
         prompts=False,
         tables=("breaks", "structure"),
-        cases=_analyticity,
+        cases=lambda model, _, seed: [Case(lambda: CHECKS["analyticity"](model))],
     ),
     "dichotomy": Check(
         "check_dichotomy",
@@ -120,7 +107,7 @@ CHECKS = {
         "check_symmetry",
         "Do states, margins and collisions stay where the weights move along the symmetry group?",
         prompts=True,
-        cases=_symmetry,
+        cases=lambda model, _, seed: [Case(lambda: CHECKS["symmetry"](model, _PROMPTS, seed=seed))],
     ),
     "optimiser": Check(
         "check_optimiser",
@@ -134,6 +121,8 @@ CHECKS = {
         "How far are the parameters from some at which two prompts collide?",
         prompts=True,
         tables=("distance", "layers", "merged"),
-        cases=_discriminant,
+        cases=lambda model, _, seed: [
+            Case(lambda: CHECKS["discriminant"](model, *SMALL_PROMPTS[::2], learning_rate=1e-5))
+        ],
     ),
 }

@@ -12,21 +12,12 @@ from torch import nn
 
 from preimage.collisions import absolute_positions, linear_biases
 from preimage.distances import equal_row_groups, same_rows
-from preimage.layers import Layer
+from preimage.layers import all_layers
 from preimage.models import LanguageModel
 from preimage.prompts import window_bos
 from preimage.theory.analyticity.branches import other_lengths
 from preimage.theory.analyticity.marks import Event, Trace
-from preimage.theory.analyticity.rules import (
-    ACTIVATION,
-    CLIPPING,
-    DOMAIN,
-    DROPOUT,
-    OTHER,
-    QUANTISED,
-    ROUTING,
-    Break,
-)
+from preimage.theory.analyticity.rules import OTHER, QUANTISED, STATEMENTS, Break
 from preimage.theory.analyticity.watcher import watching
 from preimage.theory.result import TheoryReport, Verdict
 
@@ -35,15 +26,6 @@ _NOT_SHOWN = (
     "seen. That a kink is reached by some parameters. Arithmetic of finite precision is itself not analytic."
 )
 _ALL = ("analyticity.every_block", "every block is real-analytic in its parameters")
-_STATEMENTS = {
-    ACTIVATION: "no activation has a kink",
-    ROUTING: "no routing chooses among experts",
-    CLIPPING: "nothing is clipped",
-    QUANTISED: "no weight is quantised",
-    DOMAIN: "every norm has eps > 0, and nothing else divides by 0 or takes its root",
-    DROPOUT: "no dropout acts",
-    OTHER: "everything that runs is known",
-}
 _WORDS = {True: "yes", False: "no", None: "unknown"}
 _LENGTH = 16  # tokens of the longer pass
 _QUANTISERS = re.compile(
@@ -70,29 +52,26 @@ def check_analyticity(model: LanguageModel) -> TheoryReport:
     not_shown = _NOT_SHOWN.format(length=length)
     unread = any(one.broken.kind == OTHER for one in events)
     verdicts = [_verdict(*_ALL, events, False, not_shown)]
-    for kind, statement in _STATEMENTS.items():
+    for kind, statement in STATEMENTS.items():
         broken = [one for one in events if one.broken.kind == kind]
         verdicts.append(_verdict(f"analyticity.{kind}", statement, broken, unread, not_shown))
     with _evaluating(model.module):
-        groups = _duplicates(model)
+        groups = list(equal_row_groups(same_rows(model.embedding_table)).values())
         structure = _structure(model, groups)
-    return TheoryReport(
-        check="analyticity",
-        subject={
-            "model": model.name,
-            "architecture": type(model.module).__name__,
-            "blocks": model.n_layers,
-            "modules": len(trace.operations),
-            "tokens": length,
-        },
-        verdicts=tuple(verdicts),
-        tables={
-            "modules": _modules(trace, events),
-            "breaks": _breaks(events),
-            "structure": structure,
-            "equal_embeddings": [{"tokens": group} for group in groups],
-        },
-    )
+    subject = {
+        "model": model.name,
+        "architecture": type(model.module).__name__,
+        "blocks": model.n_layers,
+        "modules": len(trace.operations),
+        "tokens": length,
+    }
+    tables = {
+        "modules": _modules(trace, events),
+        "breaks": _breaks(events),
+        "structure": structure,
+        "equal_embeddings": [{"tokens": group} for group in groups],
+    }
+    return TheoryReport("analyticity", subject, tuple(verdicts), tables)
 
 
 def is_analytic(model: LanguageModel) -> bool | None:
@@ -114,7 +93,7 @@ def _followed(model: LanguageModel) -> tuple[Trace, list[Event]]:
 def _trace(model: LanguageModel, lengths: Sequence[int]) -> Trace:
     """Passes over prompts of these lengths; one that fails is an open question."""
     trace = Trace()
-    layers: tuple[Layer, ...] = (*range(model.n_layers + 1), "final")
+    layers = all_layers(model.n_layers)
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):  # a dropout draws
         for length in lengths:
@@ -137,10 +116,9 @@ def _quantised_modules(model: LanguageModel) -> Iterator[Event]:
     """Weights on a grid, recognised by the module's class or by the tensors' type."""
     used = set(model.anatomy.backbone.modules())
     for path, module in model.module.named_modules():
+        kind, grids = type(module), []
         if module not in used:
             continue
-        kind = type(module)
-        grids = []
         if not kind.__module__.startswith("torch.nn.modules") and _QUANTISERS.search(kind.__name__):
             grids.append(kind.__name__)
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
@@ -193,52 +171,40 @@ def _by_place(columns: Sequence[str], rows: Iterable[tuple[str, ...]]) -> list[d
     """A path and its columns; what is the same at the same place of several blocks is one row."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for path, *values in rows:
-        groups.setdefault((_starred(path), *values), []).append(path)
+        starred = re.sub(r"\.\d+(?=\.|$)", ".*", path)
+        groups.setdefault((starred, *values), []).append(path)
     return [
         {**dict(zip(("path", *columns), key, strict=True)), "count": len(paths), "first": paths[0]}
         for key, paths in groups.items()
     ]
 
 
-def _starred(path: str) -> str:
-    return re.sub(r"\.\d+(?=\.|$)", ".*", path)
-
-
 def _structure(model: LanguageModel, groups: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """What decides which prompts must collide."""
-    extra = sum(map(len, groups)) - len(groups)
-    return [
-        {"property": "positions", "value": positional_scheme(model)},
-        {"property": "tokenizer puts BOS first", "value": _bos_habit(model)},
-        {"property": "embedding rows equal to an earlier one", "value": str(extra)},
-        {"property": "sliding windows", "value": _windows(model)},
-    ]
+    """What decides which prompts must collide; ``groups``: tokens with bit-identical embeddings."""
+    habit = "unknown: no tokenizer"
+    if model.tokenizer is not None:
+        habit = "no" if window_bos(model.tokenizer, None) is None else "yes"
+    values = {
+        "positions": positional_scheme(model),
+        "tokenizer puts BOS first": habit,
+        "embedding rows equal to an earlier one": str(sum(map(len, groups)) - len(groups)),
+        "sliding windows": _windows(model),
+    }
+    return [{"property": name, "value": value} for name, value in values.items()]
 
 
 def positional_scheme(model: LanguageModel) -> str:
     """How a model knows where a token stands, "none detected" where nothing says so."""
     schemes, inside = [], list(model.anatomy.backbone.modules())
     if absolute_positions(model):
-        learned = any(
-            isinstance(part, nn.Embedding) and part is not model.anatomy.embedding for part in inside
-        )
+        others = (part for part in inside if part is not model.anatomy.embedding)
+        learned = any(isinstance(part, nn.Embedding) for part in others)
         schemes.append("learned" if learned else "absolute")
     if any("rotary" in type(part).__name__.lower() or getattr(part, "rotary_dim", None) for part in inside):
         schemes.append("rotary")
     if linear_biases(model):
         schemes.append("ALiBi")
     return " and ".join(schemes) or "none detected"
-
-
-def _bos_habit(model: LanguageModel) -> str:
-    if model.tokenizer is None:
-        return "unknown: no tokenizer"
-    return "no" if window_bos(model.tokenizer, None) is None else "yes"
-
-
-def _duplicates(model: LanguageModel) -> list[list[int]]:
-    """Tokens with bit-identical embeddings, group by group."""
-    return list(equal_row_groups(same_rows(model.embedding_table)).values())
 
 
 def _windows(model: LanguageModel) -> str:

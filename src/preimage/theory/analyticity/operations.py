@@ -13,39 +13,30 @@ from typing import Any
 import torch
 
 from preimage.theory.analyticity import rules
-from preimage.theory.analyticity.ranges import Range, closed, negated, rising, squared
-from preimage.theory.analyticity.rules import (
-    ACTIVATION,
-    CLIPPING,
-    DOMAIN,
-    JUMP,
-    OTHER,
-    QUANTISED,
-    STEP,
-    Break,
-    Call,
-    Rule,
-    above_zero,
-    logistic,
-)
+from preimage.theory.analyticity.ranges import ANY, Range, closed, negated, rising, squared, union
+from preimage.theory.analyticity.rules import ACTIVATION, CLIPPING, DOMAIN, JUMP, OTHER, QUANTISED, STEP
 
 
-def judge(call: Call) -> Range | Break:
+def judge(call: rules.Call) -> Range | rules.Break:
     """The values of what a call gives, or what is not analytic about it."""
-    rule = _RULES.get(call.name)
-    return (
-        Break(OTHER, None, f"{call.name} is an operation that is not known") if rule is None else rule(call)
-    )
+    if call.name not in _RULES:
+        return rules.Break(OTHER, None, f"{call.name} is an operation that is not known")
+    return _RULES[call.name](call)
+
+
+def names_in(text: str) -> frozenset[str]:
+    """Names with spaces between them, as a set."""
+    return frozenset(text.split())
 
 
 _BOUNDED = closed(-1.0, 1.0)
 _VALUES: dict[str, Callable[[Range], Range]] = {
     "exp": partial(rising, math.exp),
-    "sigmoid": partial(rising, logistic),
+    "sigmoid": partial(rising, rules.logistic),
     "tanh": partial(rising, math.tanh),
     "erf": partial(rising, math.erf),
     "atan": partial(rising, math.atan),
-    "softplus": above_zero,
+    "softplus": rules.above_zero,
     "neg": negated,
     "square": squared,
     "sin": lambda _: _BOUNDED,
@@ -53,9 +44,9 @@ _VALUES: dict[str, Callable[[Range], Range]] = {
     "_softmax": lambda values: Range(0.0, 1.0, values.has_infinity, True),
     "_safe_softmax": lambda values: Range(0.0, 1.0, values.has_infinity, True),
     "cosh": lambda _: Range(1.0, math.inf, True, False),
-    "exp2": above_zero,
+    "exp2": rules.above_zero,
 }
-_NAMES: list[tuple[Rule, str]] = [
+_NAMES: list[tuple[rules.Rule, str]] = [
     (
         rules.moved,
         "alias as_strided cat chunk clone contiguous detach diagonal embedding expand flatten flip gather "
@@ -65,16 +56,16 @@ _NAMES: list[tuple[Rule, str]] = [
         "unbind unflatten unfold unsafe_chunk unsafe_split _unsafe_view unsqueeze masked_scatter "
         "real view_as_real",
     ),
-    (rules.copied, "copy"),
+    (lambda call: call.range("src"), "copy"),
     (rules.converted, "_to_copy to view"),
     (rules.moved_or, "tril triu diag_embed zero"),
     (partial(rules.moved_or, name="value"), "masked_fill constant_pad_nd fill index_fill scatter"),
     (rules.put, "index_put _unsafe_index_put"),
-    (rules.where, "where"),
+    (lambda call: union([call.range("self"), call.range("other")]), "where"),
     (rules.total, "sum cumsum index_add scatter_add"),
-    (rules.averaged, "mean avg_pool1d avg_pool2d"),
+    (lambda call: call.range("self"), "mean avg_pool1d avg_pool2d"),  # a mean lies where the entries do
     (
-        rules.anything,
+        lambda _: ANY,
         "mm bmm addmm baddbmm mv addmv dot vdot matmul linear addr addbmm convolution _convolution "
         "_grouped_mm _fft_r2c _fft_c2r _fft_c2c view_as_complex complex _conj imag polar prod cumprod "
         "addcmul lerp silu gelu mish glu log_sigmoid_forward _log_softmax logsumexp logcumsumexp expm1 "
@@ -85,10 +76,10 @@ _NAMES: list[tuple[Rule, str]] = [
         "_scaled_dot_product_fused_attention_overrideable _flash_attention_forward "
         "_efficient_attention_forward _cudnn_attention_forward",
     ),
-    (rules.variance, "var"),
+    (lambda _: Range(0.0, math.inf, True, False), "var"),
     (rules.added_up, "add"),
-    (rules.difference, "sub"),
-    (rules.reversed_difference, "rsub"),
+    (partial(rules.added_up, sign=-1.0), "sub"),
+    (partial(rules.added_up, x="other", y="self", sign=-1.0), "rsub"),
     (rules.product, "mul"),
     (rules.quotient, "div true_divide"),
     (rules.inverse, "reciprocal"),
@@ -109,13 +100,8 @@ _NAMES: list[tuple[Rule, str]] = [
     ),
 ]
 _STEPS: list[tuple[str, bool | None, str, str]] = [
-    (
-        ACTIVATION,
-        False,
-        "pieces that meet with a kink",
-        "hardtanh hardswish hardsigmoid hardshrink softshrink",
-    ),
-    (ACTIVATION, False, "pieces that meet with a kink", "threshold softsign relu6"),
+    (ACTIVATION, False, "pieces that meet with a kink", "hardtanh hardswish hardsigmoid hardshrink relu6"),
+    (ACTIVATION, False, "pieces that meet with a kink", "threshold softsign softshrink"),
     (ACTIVATION, False, "a kink where two entries are equal", "max min amax amin aminmax"),
     (ACTIVATION, False, "a kink where two entries are equal", "max_pool2d_with_indices _adaptive_max_pool2d"),
     (ACTIVATION, False, JUMP, "eq ne lt le gt ge sign sgn signbit heaviside logical_not logical_and"),
@@ -128,7 +114,7 @@ _STEPS: list[tuple[str, bool | None, str, str]] = [
     (QUANTISED, False, "jumps at whole numbers", "frac remainder fmod"),
     (OTHER, None, "asks whether a number overflowed", "isnan isinf nan_to_num isposinf isneginf"),
 ]
-_RULES: dict[str, Rule] = {
+_RULES: dict[str, rules.Rule] = {
     **{name: rule for rule, names in _NAMES for name in names.split()},
     **{name: partial(rules.function, values=values) for name, values in _VALUES.items()},
     **{
@@ -143,19 +129,9 @@ BREAKING = frozenset(  # names that are worth looking for in code that did not r
     + [name for rule, names in _NAMES if rule in _PIECES for name in names.split()]
     + ["abs", "relu", "leaky_relu", "prelu", "elu", "selu", "celu"]
 )
-FRESH = frozenset(
-    ["zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "scalar_tensor"]
-)
-UNWRITTEN = frozenset(
-    [
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "empty_permuted",
-        "new_empty",
-        "new_empty_strided",
-        "empty_quantized",
-    ]
+FRESH = names_in("zeros_like ones_like full_like new_zeros new_ones new_full scalar_tensor")
+UNWRITTEN = names_in(
+    "empty empty_like empty_strided empty_permuted new_empty new_empty_strided empty_quantized"
 )
 
 
@@ -163,5 +139,5 @@ def is_random(tags: Iterable[torch.Tag], given: dict[str, Any]) -> bool:
     """Whether a call draws random numbers; of a dropout, whether it is on."""
     if torch.Tag.nondeterministic_seeded not in tags:
         return False
-    off = [given.get("dropout_p", 1) == 0, given.get("p", 1) == 0]
-    return not (any(off) or given.get("train") is False or given.get("training") is False)
+    off = 0 in (given.get("dropout_p", 1), given.get("p", 1))
+    return not (off or given.get("train") is False or given.get("training") is False)

@@ -77,13 +77,13 @@ def of_number(value: float) -> Range:
 def union(ranges: Iterable[Range]) -> Range:
     """Values that lie in one of several ranges."""
     several = list(ranges)
-    low, high = min(one.low for one in several), max(one.high for one in several)
-    return Range(
-        low,
-        high,
-        any(one.low_met for one in several if one.low == low),
-        any(one.high_met for one in several if one.high == high),
-    )
+    return _hull([(one.low, one.low_met) for one in several], [(one.high, one.high_met) for one in several])
+
+
+def _hull(lows: list[tuple[float, bool]], highs: list[tuple[float, bool]]) -> Range:
+    """From the least of some ends to the largest of others; each with whether it may itself be taken."""
+    low, high = min(end for end, _ in lows), max(end for end, _ in highs)
+    return Range(low, high, (low, True) in lows, (high, True) in highs)
 
 
 def negated(one: Range) -> Range:
@@ -94,12 +94,8 @@ def negated(one: Range) -> Range:
 def added(one: Range, other: Range) -> Range:
     """x + y."""
     low, high = one.low + other.low, one.high + other.high
-    return Range(
-        -math.inf if math.isnan(low) else low,
-        math.inf if math.isnan(high) else high,
-        one.low_met and other.low_met,
-        one.high_met and other.high_met,
-    )
+    low, high = -math.inf if math.isnan(low) else low, math.inf if math.isnan(high) else high
+    return Range(low, high, one.low_met and other.low_met, one.high_met and other.high_met)
 
 
 def multiplied(one: Range, other: Range) -> Range:
@@ -110,10 +106,7 @@ def multiplied(one: Range, other: Range) -> Range:
             nothing = (first == 0 and first_met) or (second == 0 and second_met)
             product = 0.0 if 0 in (first, second) else first * second
             ends.append((product, nothing or (first_met and second_met)))
-    low, high = min(end for end, _ in ends), max(end for end, _ in ends)
-    return Range(
-        low, high, any(met for end, met in ends if end == low), any(met for end, met in ends if end == high)
-    )
+    return _hull(ends, ends)
 
 
 def summed(one: Range) -> Range:

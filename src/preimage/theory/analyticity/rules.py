@@ -30,6 +30,15 @@ from preimage.theory.analyticity.ranges import (
 
 ACTIVATION, ROUTING, CLIPPING, QUANTISED = "activation", "routing", "clipping", "quantised"
 DOMAIN, DROPOUT, OTHER = "domain", "dropout", "known"
+STATEMENTS = {  # what is said where there is no break of a kind
+    ACTIVATION: "no activation has a kink",
+    ROUTING: "no routing chooses among experts",
+    CLIPPING: "nothing is clipped",
+    QUANTISED: "no weight is quantised",
+    DOMAIN: "every norm has eps > 0, and nothing else divides by 0 or takes its root",
+    DROPOUT: "no dropout acts",
+    OTHER: "everything that runs is known",
+}
 JUMP, STEP = "a jump", "a step function"
 
 
@@ -58,19 +67,11 @@ class Call:
 
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments, those of lists too."""
-        tensors: list[Tensor] = []
-        for value in self.given.values():
-            tensors += [
-                one for one in (value if isinstance(value, list | tuple) else [value]) if _tensor(one)
-            ]
-        return tensors
+        lists = (value if isinstance(value, list | tuple) else [value] for value in self.given.values())
+        return [one for values in lists for one in values if isinstance(one, Tensor)]
 
 
 Rule: TypeAlias = Callable[[Call], Range | Break]
-
-
-def _tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def moved(call: Call) -> Range:
@@ -78,11 +79,6 @@ def moved(call: Call) -> Range:
     tensors = call.tensors()
     values = [one for one in tensors if one.is_floating_point() or one.is_complex()]
     return union(map(call.range_of, values or tensors))
-
-
-def copied(call: Call) -> Range:
-    """What is written over a tensor."""
-    return call.range("src")
 
 
 def moved_or(call: Call, *, name: str | None = None) -> Range | Break:
@@ -101,17 +97,11 @@ def put(call: Call) -> Range:
     return summed(union([values, constant(0.0)])) if call.given.get("accumulate") else values
 
 
-def where(call: Call) -> Range:
-    """Entries of one tensor or of another."""
-    return union([call.range("self"), call.range("other")])
-
-
 def converted(call: Call) -> Range | Break:
     """The same numbers in another type: steps where it is one of few bits."""
     kind = call.given.get("dtype")
-    if isinstance(kind, torch.dtype) and (
-        kind.itemsize < 2 or not (kind.is_floating_point or kind.is_complex)
-    ):
+    real = isinstance(kind, torch.dtype) and (kind.is_floating_point or kind.is_complex)
+    if isinstance(kind, torch.dtype) and (kind.itemsize < 2 or not real):
         return Break(QUANTISED, False, f"a conversion to {kind}: a step function")
     if kind is not None and call.name == "view":
         return Break(OTHER, None, "the bits of a number are read as another type")
@@ -125,39 +115,11 @@ def total(call: Call) -> Range:
     return summed(union([values, constant(0.0)]) if empty else values)
 
 
-def averaged(call: Call) -> Range:
-    """A mean lies where the entries do."""
-    return call.range("self")
-
-
-def anything(_: Call) -> Range:
-    """Analytic everywhere, with any values."""
-    return ANY
-
-
-def variance(_: Call) -> Range:
-    """A variance."""
-    return Range(0.0, math.inf, True, False)
-
-
-def _scaled(call: Call, name: str) -> Range:
-    factor = call.given.get("alpha")
-    return multiplied(constant(1.0 if factor is None else float(factor)), call.range(name))
-
-
-def added_up(call: Call) -> Range:
-    """x + alpha y."""
-    return added(call.range("self"), _scaled(call, "other"))
-
-
-def difference(call: Call) -> Range:
-    """x - alpha y."""
-    return added(call.range("self"), negated(_scaled(call, "other")))
-
-
-def reversed_difference(call: Call) -> Range:
-    """y - alpha x."""
-    return added(call.range("other"), negated(_scaled(call, "self")))
+def added_up(call: Call, *, x: str = "self", y: str = "other", sign: float = 1.0) -> Range:
+    """x + sign alpha y."""
+    alpha = call.given.get("alpha")
+    factor = constant(sign * (1.0 if alpha is None else float(alpha)))
+    return added(call.range(x), multiplied(factor, call.range(y)))
 
 
 def product(call: Call) -> Range | Break:
@@ -179,7 +141,7 @@ def _same(one: Any, other: Any) -> bool:
     """Whether two tensors are the same entries in the same order."""
     if one is other:
         return True
-    if not (_tensor(one) and _tensor(other)) or one.layout != torch.strided or other.layout != torch.strided:
+    if not all(isinstance(t, Tensor) and t.layout == torch.strided for t in (one, other)):
         return False
     places = [(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in (one, other)]
     return places[0] == places[1] and one.numel() > 0 and not one.is_meta
@@ -241,28 +203,23 @@ def normed(call: Call) -> Range | Break:
     return Break(DOMAIN, False, f"{call.name} with eps = {eps:g}: not analytic where its input has no spread")
 
 
-def piecewise(call: Call, *, at: float = 0.0, reason: str = "a kink at 0") -> Range | Break:
-    """Two pieces that meet at one point: analytic where the argument stays on one side of it."""
+def piecewise(call: Call, *, reason: str = "a kink at 0") -> Range | Break:
+    """Two pieces that meet at 0: analytic where the argument stays on one side of it."""
     values = call.range("self")
-    if values.low >= at or values.high <= at:
-        return ANY if call.name not in ("abs", "relu") else _one_side(call.name, values)
-    return Break(ACTIVATION, False, f"{call.name}: {reason}")
-
-
-def _one_side(name: str, values: Range) -> Range:
-    if values.low >= 0:
-        return values
-    return negated(values) if name == "abs" else constant(0.0)
+    if not (values.low >= 0 or values.high <= 0):
+        return Break(ACTIVATION, False, f"{call.name}: {reason}")
+    if call.name not in ("abs", "relu"):
+        return ANY
+    return values if values.low >= 0 else negated(values) if call.name == "abs" else constant(0.0)
 
 
 def clipped(call: Call) -> Range | Break:
     """Analytic where no value lies beyond the limits."""
     values = call.range("self")
     for name in ("min", "max"):
-        limit = call.given.get(name)
-        if limit is None:
+        if call.given.get(name) is None:
             continue
-        ends = call.range_of(limit)
+        ends = call.range(name)
         if not (ends.high <= values.low if name == "min" else ends.low >= values.high):
             low, high = (call.range_of(call.given.get(end)) for end in ("min", "max"))
             inside = Range(max(low.low, values.low), min(high.high, values.high), True, True)

@@ -24,30 +24,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from preimage.theory.analyticity.marks import Event, Mark, Shift, Trace, is_broken
-from preimage.theory.analyticity.operations import FRESH, UNWRITTEN, is_random, judge
+from preimage.theory.analyticity.operations import FRESH, UNWRITTEN, is_random, judge, names_in
 from preimage.theory.analyticity.ranges import ANY, Range, of_number, of_values, union
 from preimage.theory.analyticity.rules import DROPOUT, OTHER, QUANTISED, Break, Call
 
 # Methods that take values out of torch's sight; item, bool and the like are operations and are seen there.
-_EXITS = frozenset(
-    [
-        "tolist",
-        "numpy",
-        "__array__",
-        "data_ptr",
-        "untyped_storage",
-        "storage",
-        "__dlpack__",
-        "__deepcopy__",
-        "__reduce_ex__",
-        "apply_",
-        "map_",
-        "map2_",
-        "__cuda_array_interface__",
-    ]
+_EXITS = names_in(
+    "tolist numpy data_ptr untyped_storage storage apply_ map_ map2_ __array__ __dlpack__ __deepcopy__ "
+    "__reduce_ex__ __cuda_array_interface__"
 )
 # These do not read what they write into, or leave alone what they do not write.
-_OVERWRITES = frozenset(["copy", "fill", "zero", "index_put", "index_copy", "scatter", "masked_scatter"])
+_OVERWRITES = names_in("copy fill zero index_put index_copy scatter masked_scatter")
 _PLAIN = Tensor.__torch_dispatch__
 _MODULE_CALL = nn.Module._call_impl.__code__
 _NOT_NAMED = ("/torch/", "/jaxtyping/", "<@beartype", __file__)  # code that only passes calls on
@@ -79,18 +66,15 @@ class _Exits(TorchFunctionMode):
         self._watcher = watcher
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
         if name == "__get__":  # of a property
             name = getattr(getattr(func, "__self__", None), "__name__", "")
         if name in _EXITS and args and isinstance(args[0], Tensor):
             with torch._C.DisableTorchFunction():
-                self._watcher.leaves(args[0], f"{name} takes a value that depends on parameters out of torch")
+                mark = self._watcher.mark(args[0])
+                self._watcher.leaves(mark, f"{name} takes a value that depends on parameters out of torch")
         return func(*args, **(kwargs or {}))
 
 
@@ -120,27 +104,19 @@ class _Watcher(TorchDispatchMode):
         """What is known of a tensor; one that was not seen being made is of unknown origin."""
         key = self.key(tensor)
         if key not in self.marks:
-            events: frozenset[Event] = frozenset()
-            if not isinstance(tensor, nn.Parameter):
-                events = self._event(
-                    Break(OTHER, None, "reads a tensor that is neither a parameter nor a buffer")
-                )
-            self.marks[key] = Mark(ANY, events)
+            unseen = Break(OTHER, None, "reads a tensor that is neither a parameter nor a buffer")
+            known = isinstance(tensor, nn.Parameter)
+            self.marks[key] = Mark(ANY, frozenset() if known else self._event(unseen))
         return self.marks[key]
 
-    def leaves(self, tensor: Tensor, reason: str) -> None:
+    def leaves(self, mark: Mark, reason: str) -> None:
         """A value is read by Python: everything after it may depend on it."""
-        mark = self.mark(tensor)
         self.always |= mark.events
         if mark.values is not None and not is_broken(mark.events):
             self.always |= self._event(Break(OTHER, None, reason))
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         with torch._C.DisableTorchFunction():
             return self._follow(func, args, kwargs or {})
@@ -152,8 +128,9 @@ class _Watcher(TorchDispatchMode):
         if call.name in ("lift_fresh", "lift"):  # numbers of Python, made a tensor
             self.marks.setdefault(self.key(call.given["self"]), Mark())
         read = call.tensors()
-        if self._overwrites(func, call):
-            read = [one for one in read if not (_is_in(one, written) and self.mark(one).unwritten)]
+        if call.name in _OVERWRITES or "out" in call.given or torch.Tag.nondeterministic_seeded in func.tags:
+            new = [one for one in written if self.mark(one).unwritten]
+            read = [one for one in read if not any(one is other for other in new)]
         mark = self._result(func, call, read)
         result = func(*args, **kwargs)
         for tensor in written:
@@ -171,14 +148,8 @@ class _Watcher(TorchDispatchMode):
                 elif not made.events <= self.marks[key].events:  # a view that is read as something else
                     self.marks[key] = Mark(ANY, self.marks[key].events | made.events)
             elif mark.values is not None:
-                self.always |= mark.events
-                if not is_broken(mark.events):
-                    reason = f"{call.name}: Python reads a value that depends on parameters"
-                    self.always |= self._event(Break(OTHER, None, reason))
+                self.leaves(mark, f"{call.name}: Python reads a value that depends on parameters")
         return result
-
-    def _overwrites(self, func: Any, call: Call) -> bool:
-        return call.name in _OVERWRITES or "out" in call.given or _seeded(func)
 
     def _result(self, func: Any, call: Call, read: Sequence[Tensor]) -> Mark:
         """The mark of what a call gives."""
@@ -192,7 +163,7 @@ class _Watcher(TorchDispatchMode):
         if is_random(func.tags, call.given):
             drawn = Break(DROPOUT, False, f"{call.name} draws random numbers: every pass is another map")
             return Mark(ANY if depends else None, events | self._event(drawn))
-        if any(one.unwritten for one in marks) and not _is_view(func):
+        if any(one.unwritten for one in marks) and not func.is_view:
             unseen = Break(OTHER, None, f"{call.name} reads memory that nothing seen has written")
             return Mark(ANY, events | self._event(unseen))
         strange = self._strange(func, read)
@@ -335,18 +306,6 @@ def _bound(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[
 def _written(func: Any, given: Mapping[str, Any]) -> list[Tensor]:
     names = [one.name for one in func._schema.arguments if one.alias_info and one.alias_info.is_write]
     return [leaf for name in names for leaf in tree_leaves(given[name]) if isinstance(leaf, Tensor)]
-
-
-def _is_in(tensor: Tensor, others: Sequence[Tensor]) -> bool:
-    return any(tensor is other for other in others)
-
-
-def _is_view(func: Any) -> bool:
-    return bool(func.is_view)
-
-
-def _seeded(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def _is_real(tensor: Tensor) -> bool:

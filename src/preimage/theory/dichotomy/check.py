@@ -229,7 +229,7 @@ def _report(
                 unnamed += listed
             families.append({**listed[0], "family": reason, "pairs": len(pairs)})
     all_tables = {"layers": rows, "families": families, "unnamed": unnamed, **(tables or {})}
-    return TheoryReport(check, subject, _verdicts(rows, measured, analytic), all_tables)
+    return TheoryReport(check, subject, _verdicts(rows, analytic), all_tables)
 
 
 def _extreme(separation: Separation, *, structural: bool) -> float | None:
@@ -241,19 +241,14 @@ def _extreme(separation: Separation, *, structural: bool) -> float | None:
     return float(values.max() if structural else values.min())
 
 
-def _verdicts(
-    rows: list[dict[str, Any]], measured: Sequence[Separation], analytic: bool
-) -> tuple[Verdict, ...]:
+def _verdicts(rows: list[dict[str, Any]], analytic: bool) -> tuple[Verdict, ...]:
     """``analytic``: without it a witness speaks for parameters near it, not for almost all."""
     structural = sum(row["structural"] for row in rows)
     above = sum(row["structural"] for row in rows if row["layer"] != 0)
     disputed, missed, unnamed = (sum(row[key] for row in rows) for key in ("disputed", "missed", "unnamed"))
-    noise = [
-        separation.shape_noise / separation.bound
-        for separation in measured
-        if separation.shape_noise is not None
-    ]
+    noise = [row["shape_noise"] / row["bound"] for row in rows if row["shape_noise"] is not None]
     gaps = [row["nearest_separated"] / row["bound"] for row in rows if row["nearest_separated"] is not None]
+    noisiest, narrowest = max(noise, default=None), min(gaps, default=None)
     draws = "That no draw separates a pair is strong evidence, not a proof, that no theta does."
     these = "Only these prompts were looked at."
     few = "The theorem speaks of all theta but a null set; a few draws were made."
@@ -261,30 +256,21 @@ def _verdicts(
     explained = "every structural collision has a known reason"
     predicted = "every pair that a known reason predicts collides in every draw"
     longer = f"{these} Longer prompts may collide for other reasons."
+    shapes = "the same prompt in another shape stays within the bound on rounding"
+    one_shape = "One other shape was tried; the bound's condition is measured in random directions."
+    clear = "separated pairs are far above the bound on rounding"
+    trained = "What is said of these draws need not hold at trained parameters."
+    quiet = None if noisiest is None else noisiest <= 1
+    wide = None if narrowest is None else narrowest >= _CLEAR
+    witnesses, above_0 = f"{draws} {these}", f"{_SEPARATED} above 0"
     return (
-        _almost_all("dichotomy.separated", _SEPARATED, structural, f"{draws} {these}", analytic),
-        _almost_all(
-            "dichotomy.separated_above_0", f"{_SEPARATED} above 0", above, f"{draws} {these}", analytic
-        ),
+        _almost_all("dichotomy.separated", _SEPARATED, structural, witnesses, analytic),
+        _almost_all("dichotomy.separated_above_0", above_0, above, witnesses, analytic),
         Verdict("dichotomy.draws_agree", agree, disputed == 0, float(disputed), 0.0, few),
         Verdict("dichotomy.collisions_explained", explained, unnamed == 0, float(unnamed), 0.0, longer),
         Verdict("dichotomy.predictions_hold", predicted, missed == 0, float(missed), 0.0, these),
-        Verdict(
-            "dichotomy.shape_noise",
-            "the same prompt in another shape stays within the bound on rounding",
-            max(noise) <= 1 if noise else None,
-            max(noise, default=None),
-            1.0,
-            "One other shape was tried; the bound's condition is measured in random directions.",
-        ),
-        Verdict(
-            "dichotomy.clear_of_rounding",
-            "separated pairs are far above the bound on rounding",
-            min(gaps) >= _CLEAR if gaps else None,
-            min(gaps, default=None),
-            _CLEAR,
-            "What is said of these draws need not hold at trained parameters.",
-        ),
+        Verdict("dichotomy.shape_noise", shapes, quiet, noisiest, 1.0, one_shape),
+        Verdict("dichotomy.clear_of_rounding", clear, wide, narrowest, _CLEAR, trained),
     )
 
 

@@ -80,10 +80,8 @@ def _shape_noise(
 def _relative(states: Float[Tensor, "prompt d_model"]) -> Float[Tensor, "prompt prompt"]:
     """|h_i - h_j| / (|h_i| + |h_j|) for all pairs, by differences."""
     sizes = norms(states)
-    rows = [
-        row_distances(row[None], states) / (size + sizes) for row, size in zip(states, sizes, strict=True)
-    ]
-    return torch.stack(rows)
+    rows = zip(states, sizes, strict=True)
+    return torch.stack([row_distances(row[None], states) / (size + sizes) for row, size in rows])
 
 
 def _both(one: Separation, other: Separation) -> Separation:

@@ -283,9 +283,8 @@ def _merged(model: LanguageModel, ids: Sequence[Sequence[int]]) -> list[dict[str
     lengths = norms(rows).clamp_min(torch.finfo(rows.dtype).tiny)
     merged = []
     for first, second in combinations(range(len(tokens)), 2):
-        away = float(
-            row_distances(rows[first], rows[second]) / torch.maximum(lengths[first], lengths[second])
-        )
+        longer = torch.maximum(lengths[first], lengths[second])
+        away = float(row_distances(rows[first], rows[second]) / longer)
         if away <= COLLISION:
             merged.append({"first": tokens[first], "second": tokens[second], "distance": away})
     return merged
@@ -301,41 +300,23 @@ def _verdicts(
     if merged:
         pairs = " and ".join(f"{row['first']} = {row['second']}" for row in merged)
         above += f" This collision makes embeddings equal, of tokens {pairs}: a legitimate one."
+    apart, others = "The two prompts are apart at this layer.", "Other pairs of prompts."
+    newton = "Newton's steps reach parameters at which the two prompts collide at this layer."
+    nearer = "That no collision is nearer: the distance reached is an upper bound."
+    none = "Not reached is not that there is none."
+    earlier = "Every earlier layer that told the two prompts apart still does there."
+    beyond = "The collision reached is farther away than one AdamW step moves the parameters."
+    training = (
+        "That training would go there: a step's direction is the loss's, and the collisions of one pair"
+        " have as many codimensions as the state has numbers."
+    )
+    nearest, distance = min(told, default=None), approach.distance if reached else None
+    still = None if nearest is None else nearest > COLLISION
+    far = None if distance is None else distance > step
+    before, after = approach.before, approach.after
     return (
-        Verdict(
-            "discriminant.apart",
-            "The two prompts are apart at this layer.",
-            approach.before > COLLISION,
-            approach.before,
-            COLLISION,
-            "Other pairs of prompts.",
-        ),
-        Verdict(
-            "discriminant.reached",
-            "Newton's steps reach parameters at which the two prompts collide at this layer.",
-            reached,
-            approach.after,
-            COLLISION,
-            "That no collision is nearer: the distance reached is an upper bound. Not reached is not that"
-            " there is none.",
-        ),
-        Verdict(
-            "discriminant.earlier_layers_apart",
-            "Every earlier layer that told the two prompts apart still does there.",
-            min(told) > COLLISION if told else None,
-            min(told, default=None),
-            COLLISION,
-            above,
-            descriptive=True,
-        ),
-        Verdict(
-            "discriminant.beyond_a_step",
-            "The collision reached is farther away than one AdamW step moves the parameters.",
-            approach.distance > step if reached else None,
-            approach.distance if reached else None,
-            step,
-            "That training would go there: a step's direction is the loss's, and the collisions of one pair"
-            " have as many codimensions as the state has numbers.",
-            descriptive=True,
-        ),
+        Verdict("discriminant.apart", apart, before > COLLISION, before, COLLISION, others),
+        Verdict("discriminant.reached", newton, reached, after, COLLISION, f"{nearer} {none}"),
+        Verdict("discriminant.earlier_layers_apart", earlier, still, nearest, COLLISION, above, True),
+        Verdict("discriminant.beyond_a_step", beyond, far, distance, step, training, True),
     )

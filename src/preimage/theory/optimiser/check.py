@@ -122,10 +122,8 @@ def _follow(
         matrix = jacobian(after, state)
         following = after(state).detach()
         if not bool(torch.isfinite(matrix).all() and torch.isfinite(following).all()):
-            raise OptionError(
-                f"Step {step} is not finite with learning_rate {options.learning_rate}.",
-                "Give a smaller one.",
-            )
+            rate = options.learning_rate
+            raise OptionError(f"Step {step} is not finite with learning_rate {rate}.", "Give a smaller one.")
         parameter.grad = loss.gradient(theta)
         reference.step()
         steps.append(_measure(step, loss, options, theta, matrix, following, parameter))
@@ -195,40 +193,26 @@ def _verdicts(steps: Sequence[_Step], whole: Float[Tensor, "p p"], size: int) ->
     error, gap = max(map(_disagreement, steps)), max(step.from_torch for step in steps)
     smallest, smallest_of_map = min(step.smallest for step in steps), _smallest(whole)
     zero = "A value below the bound cannot be told from 0 in float64"
+    formula = "Every step's Jacobian has the determinant that the formula of this optimiser gives."
+    others = "Other parameters, prompts and steps than those followed; the formula is proved apart."
+    step_by_step = "Every step's Jacobian on the joint state is non-singular."
+    points = (
+        f"{zero}. Non-singular at these points is not non-singular almost everywhere, though for analytic"
+        " maps one point is enough."
+    )
+    ends = "The map from the first parameters to the last has a non-singular Jacobian."
+    long = f"{zero}, which long runs reach."
+    same = "The steps followed are those of torch.optim."
+    variants = "Fused and foreach variants, and other precisions than float64."
+    regular = not any(step.singular for step in steps)
+    bound, bound_of_map = size * _EPS, len(whole) * _EPS
+    answers = (error <= IDENTITY, regular, smallest_of_map > bound_of_map)
+    exact, each, all_steps = (None if kinked else answer for answer in answers)
     return (
-        Verdict(
-            "optimiser.determinant",
-            "Every step's Jacobian has the determinant that the formula of this optimiser gives.",
-            None if kinked else error <= IDENTITY,
-            error,
-            IDENTITY,
-            "Other parameters, prompts and steps than those followed; the formula is proved apart.",
-        ),
-        Verdict(
-            "optimiser.every_step",
-            "Every step's Jacobian on the joint state is non-singular.",
-            None if kinked else not any(step.singular for step in steps),
-            smallest,
-            size * _EPS,
-            f"{zero}. Non-singular at these points is not non-singular almost everywhere, though for analytic"
-            " maps one point is enough.",
-        ),
-        Verdict(
-            "optimiser.whole_map",
-            "The map from the first parameters to the last has a non-singular Jacobian.",
-            None if kinked else smallest_of_map > len(whole) * _EPS,
-            smallest_of_map,
-            len(whole) * _EPS,
-            f"{zero}, which long runs reach.",
-        ),
-        Verdict(
-            "optimiser.torch_steps",
-            "The steps followed are those of torch.optim.",
-            gap <= SAME_STEP,
-            gap,
-            SAME_STEP,
-            "Fused and foreach variants, and other precisions than float64.",
-        ),
+        Verdict("optimiser.determinant", formula, exact, error, IDENTITY, others),
+        Verdict("optimiser.every_step", step_by_step, each, smallest, bound, points),
+        Verdict("optimiser.whole_map", ends, all_steps, smallest_of_map, bound_of_map, long),
+        Verdict("optimiser.torch_steps", same, gap <= SAME_STEP, gap, SAME_STEP, variants),
     )
 
 
@@ -263,10 +247,8 @@ def _by_lanczos(
         )
     pole = 1 / options.learning_rate - options.weight_decay  # the eigenvalue that makes a step singular
     top = top_of_spectrum(loss, pole)
-    rows = [
-        {"eigenvalue": value, "error": error}
-        for value, error in zip(top.eigenvalues, top.errors, strict=True)
-    ]
+    pairs = zip(top.eigenvalues, top.errors, strict=True)
+    rows = [{"eigenvalue": value, "error": error} for value, error in pairs]
     nearest, error = top.nearest(pole) if rows else (math.nan, math.inf)
     factor = options.learning_rate * abs(pole - nearest)
     scale = max((abs(value) for value in top.eigenvalues), default=0.0)
@@ -276,10 +258,7 @@ def _by_lanczos(
         "Lanczos shows eigenvalues that are there, not that there are no others: one whose eigenvector is"
         " orthogonal to the random start would be missed. Later steps."
     )
-    if factor <= bound:
-        holds: bool | None = False
-    else:
-        holds = True if top.covers else None
+    holds = False if factor <= bound else True if top.covers else None
     value = factor if rows else None
     verdict = Verdict("optimiser.first_step", statement, holds, value, bound, not_shown)
     return (verdict,), {"eigenvalues": rows}

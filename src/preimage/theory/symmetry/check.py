@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 
 from preimage.distances import PromptDistances, norms, row_distances
 from preimage.errors import OptionError, PromptError
-from preimage.layers import Layer
+from preimage.layers import Layer, all_layers
 from preimage.models import DoubleModel, LanguageModel, double_copy
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
@@ -153,8 +153,8 @@ class _Start:
 
 def _states(model: DoubleModel, ids: Sequence[Sequence[int]]) -> dict[Layer, Float[Tensor, "row d"]]:
     """States of every position of every prompt, one prompt after another; equally long ones run together."""
-    layers: tuple[Layer, ...] = (*range(model.n_layers + 1), "final")
-    rows: dict[Layer, list[Tensor]] = {layer: [torch.empty(0)] * len(ids) for layer in layers}
+    layers = all_layers(model.n_layers)
+    rows = {layer: [torch.empty(0)] * len(ids) for layer in layers}
     for group in group_by_length([len(row) for row in ids]):
         for layer, states in model.states(torch.tensor([ids[i] for i in group.prompts]), layers).items():
             for prompt, state in zip(group.prompts, states.cpu(), strict=True):

@@ -8,17 +8,7 @@ from typing import TypeAlias
 
 from torch import Generator, Tensor
 
-from preimage.theory.symmetry.transforms import (
-    fold_norms,
-    mix_queries_keys,
-    mix_values,
-    permute_heads,
-    permute_stream,
-    permute_units,
-    rescale_normed_queries_keys,
-    rotate_stream,
-    turn_planes,
-)
+from preimage.theory.symmetry import transforms as acts
 from preimage.theory.symmetry.weights import Weights
 
 # Changes the weights in place; gives back the matrix that turns the states, None where they stay.
@@ -50,6 +40,7 @@ def group_of(weights: Weights) -> tuple[tuple[Transform, ...], tuple[str, ...]]:
     routed = any(block.router is not None for block in blocks)
     post_normed = any(block.post_norms for block in blocks)
     foldable = _foldable(weights)
+    turned = foldable and not post_normed
     heads = "key/value heads with their query heads" if grouped else "attention heads"
     any_matrix = "Mapping a head's keys by any invertible matrix, undone in its queries,"
     planes = "Scaling and rotating the rotary planes of a head's keys, undone in its queries,"
@@ -58,36 +49,26 @@ def group_of(weights: Weights) -> tuple[tuple[Transform, ...], tuple[str, ...]]:
     units = "Reordering MLP units" + (" and scaling what is gated" if gated else "")
     gains = "Folding the norms that linear maps read into them"
     offered = [  # when, and what
-        (True, _keeps("heads", f"Reordering {heads}", permute_heads)),
-        (True, _keeps("values and outputs", values, mix_values)),
-        (normed and rotary, _keeps("queries and keys", factors, rescale_normed_queries_keys)),
-        (not normed and rotary, _keeps("queries and keys", planes, turn_planes)),
-        (not normed and not rotary, _keeps("queries and keys", any_matrix, mix_queries_keys)),
-        (True, _keeps("units", units, permute_units)),
-        (foldable, _keeps("norm gains", gains, fold_norms)),
-        (True, _turns("coordinates", "Reordering the residual stream's coordinates", permute_stream)),
-        (
-            foldable and not post_normed,
-            _turns("rotation", "Rotating the residual stream", rotate_stream, final=False),
-        ),
+        (True, _keeps("heads", f"Reordering {heads}", acts.permute_heads)),
+        (True, _keeps("values and outputs", values, acts.mix_values)),
+        (normed and rotary, _keeps("queries and keys", factors, acts.rescale_normed_queries_keys)),
+        (not normed and rotary, _keeps("queries and keys", planes, acts.turn_planes)),
+        (not normed and not rotary, _keeps("queries and keys", any_matrix, acts.mix_queries_keys)),
+        (True, _keeps("units", units, acts.permute_units)),
+        (foldable, _keeps("norm gains", gains, acts.fold_norms)),
+        (True, _turns("coordinates", "Reordering the residual stream's coordinates", acts.permute_stream)),
+        (turned, _turns("rotation", "Rotating the residual stream", acts.rotate_stream, final=False)),
     ]
+    in_planes = "rotations within rotary planes: queries and keys are normed, with gains in between"
+    unfolded = "rotations of the residual stream: gains that cannot be folded do not commute with them"
     missing = [
-        (
-            normed and rotary,
-            "rotations within rotary planes: queries and keys are normed, with gains in between",
-        ),
+        (normed and rotary, in_planes),
         (normed and not rotary, "transforms of queries and keys: they are normed"),
         (routed, "reordering of experts: allowed, and not drawn"),
         (not foldable, "folding of norms: no linear map reads a norm, or one has no bias to take a norm's"),
         (post_normed, "folding of the norms after attention and MLP: their output is added to the stream"),
-        (
-            post_normed,
-            "rotations of the residual stream: gains that cannot be folded do not commute with them",
-        ),
-        (
-            foldable and not post_normed,
-            'layer "final" under rotations: the last norm\'s gain does not commute with them',
-        ),
+        (post_normed, unfolded),
+        (turned, 'layer "final" under rotations: the last norm\'s gain does not commute with them'),
         (not foldable and not post_normed, "rotations of the residual stream: its norms cannot be folded"),
     ]
     transforms = [transform for allowed, transform in offered if allowed]
@@ -95,7 +76,7 @@ def group_of(weights: Weights) -> tuple[tuple[Transform, ...], tuple[str, ...]]:
     between = ["rotary positions"] * rotary + ["normed queries and keys"] * normed
     if between:  # the negative control: what the theory says is not a symmetry
         says = f"{any_matrix} is no symmetry with {' and '.join(between)}"
-        transforms.append(Transform("generic queries and keys", says, mix_queries_keys, symmetry=False))
+        transforms.append(Transform("generic queries and keys", says, acts.mix_queries_keys, symmetry=False))
     return tuple(transforms), tuple(line for applies, line in missing if applies)
 
 
@@ -121,7 +102,7 @@ def _together(transforms: tuple[Transform, ...]) -> Transform:
 
     def act(weights: Weights, random: Generator) -> Tensor | None:
         for transform in transforms[:-1]:
-            if transform.act is not permute_stream:
+            if transform.act is not acts.permute_stream:
                 transform.act(weights, random)
         return last.act(weights, random)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -14,11 +15,23 @@ from preimage.models import LanguageModel
 
 
 @dataclass(frozen=True)
-class Norm:
+class Affine:
+    """A weight, and a bias with the same rows where there is one."""
+
+    weight: Float[Tensor, "*axes"]
+    bias: Float[Tensor, "*rows"] | None = None
+
+    def take(self, index: Int[Tensor, " row"]) -> None:
+        """Reorder the rows, bias included."""
+        self.weight.copy_(self.weight[index])
+        if self.bias is not None:
+            self.bias.copy_(self.bias[index])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm(Affine):
     """gain * x / |x| + bias; the gain is ``weight`` plus ``offset`` (1 in Gemma), a view of the module's."""
 
-    weight: Float[Tensor, " width"]
-    bias: Float[Tensor, " width"] | None
     offset: float
     centres: bool  # takes the mean off first: LayerNorm, not RMSNorm
 
@@ -32,12 +45,6 @@ class Norm:
         self.weight.copy_(self.gain * factor - self.offset)
         if self.bias is not None:
             self.bias.mul_(factor)
-
-    def take(self, index: Tensor) -> None:
-        """Reorder the coordinates."""
-        self.weight.copy_(self.weight[index])
-        if self.bias is not None:
-            self.bias.copy_(self.bias[index])
 
 
 @dataclass(frozen=True)
@@ -63,13 +70,10 @@ def observe_pass(model: LanguageModel) -> ObservedPass:
         if "norm" in type(module).__name__.lower() and isinstance(output, Tensor):
             observed.norms[module] = output
 
-    parts = [part for block in model.anatomy.blocks for part in block.modules()]
-    handles = [part.register_forward_hook(keep) for part in parts]
-    try:
+    with ExitStack() as hooks:
+        for part in (part for block in model.anatomy.blocks for part in block.modules()):
+            hooks.enter_context(part.register_forward_hook(keep))
         model.states(torch.tensor([[0, 1]]), (model.n_layers,))
-    finally:
-        for handle in handles:
-            handle.remove()
     return observed
 
 
@@ -90,11 +94,9 @@ def norm_of(module: nn.Module, name: str) -> Norm:
     unit = given(1.0 - offset)
     if not torch.allclose(given(3.0 - offset), 3 * unit):
         raise _refusal(module, name)
-    return Norm(weight, bias, offset, centres=bool(unit.mean().abs() < 0.1))
+    return Norm(weight, bias, offset=offset, centres=bool(unit.mean().abs() < 0.1))
 
 
 def _refusal(module: nn.Module, name: str) -> ModelError:
-    return ModelError(
-        f"A {type(module).__name__} of {name} is no norm with a gain.",
-        "LayerNorm and RMSNorm with weights are known.",
-    )
+    known = "LayerNorm and RMSNorm with weights are known."
+    return ModelError(f"A {type(module).__name__} of {name} is no norm with a gain.", known)

@@ -8,6 +8,7 @@ parameter that is not understood is refused by that parameter's name.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from preimage.errors import ModelError
 from preimage.models import LanguageModel
-from preimage.theory.symmetry.norms import Norm, ObservedPass, norm_of, observe_pass
+from preimage.theory.symmetry.norms import Affine, Norm, ObservedPass, norm_of, observe_pass
 
 _ATTENTION = ("self_attn", "attn", "attention")
 _SPLIT = ("q_proj", "k_proj", "v_proj")
@@ -25,17 +26,8 @@ _UNITS = (("c_fc", "c_proj"), ("dense_h_to_4h", "dense_4h_to_h"), ("fc1", "fc2")
 
 
 @dataclass(frozen=True)
-class Map:
+class Map(Affine):
     """A linear map: axes (…, d_model) where it reads the residual stream, (d_model, …) where it writes."""
-
-    weight: Float[Tensor, "*axes"]
-    bias: Float[Tensor, "*rows"] | None = None
-
-    def take(self, index: Int[Tensor, " row"]) -> None:
-        """Reorder the rows, bias included."""
-        self.weight.copy_(self.weight[index])
-        if self.bias is not None:
-            self.bias.copy_(self.bias[index])
 
     def act(self, matrices: Float[Tensor, "head out out"]) -> None:
         """Let each head's matrix act on what the map gives out for that head."""
@@ -126,9 +118,8 @@ class _Reader:
             raise _refusal(self.model, "its norms stand on the residual stream itself")
         query, key, value, output, query_norm, key_norm = self._attention()
         units, router = self._mlp()
-        norms = [part for part in self.block.children() if part in self.observed.norms]
         read, post = [], []
-        for part in norms:
+        for part in (part for part in self.block.children() if part in self.observed.norms):
             maps = [m for module, readers in self.reads if self.observed.feeds(part, module) for m in readers]
             norm = self._norm(part)
             if maps:
@@ -153,38 +144,33 @@ class _Reader:
         query, key, value = self._queries(attention, width)
         shapes = [tuple(part.weight.shape[:2]) for part in (query, key, value)]
         if shapes != [(self.heads, width), (self.groups, width), (self.groups, width)]:
-            raise _refusal(
-                self.model, f"queries, keys and values of shapes {shapes} are not those of plain heads"
-            )
+            plain = f"queries, keys and values of shapes {shapes} are not those of plain heads"
+            raise _refusal(self.model, plain)
         norms = [_child(attention, (name,)) for name in ("q_norm", "k_norm")]
         query_norm, key_norm = (None if norm is None else self._norm(norm) for norm in norms)
         return query, key, value, output, query_norm, key_norm
 
-    def _queries(self, attention: nn.Module, width: int) -> tuple[Map, Map, Map]:
+    def _queries(self, attention: nn.Module, width: int) -> tuple[Map, ...]:
         """Three maps (Llama), or one: part after part (GPT-2, Phi-3) or head after head (GPT-NeoX)."""
         if all(hasattr(attention, name) for name in _SPLIT):
             modules = [getattr(attention, name) for name in _SPLIT]
-            parts = [_rows(self._map(module), (-1, width)) for module in modules]
+            parts = tuple(_rows(self._map(module), (-1, width)) for module in modules)
             self.reads += [(module, (part,)) for module, part in zip(modules, parts, strict=True)]
-            return parts[0], parts[1], parts[2]
+            return parts
         module = _child(attention, ("c_attn", "qkv_proj"))
         if module is not None:
             whole = _rows(self._map(module), (-1, width))
             sizes = [self.heads, self.groups, self.groups]
             if whole.weight.shape[0] != sum(sizes):
                 raise _refusal(self.model, "its fused queries, keys and values are not one after another")
-            weights = whole.weight.split(sizes)
-            biases = (None,) * 3 if whole.bias is None else whole.bias.split(sizes)
+            parts = _cut(whole, lambda rows: rows.split(sizes))
         else:
             module = _child(attention, ("query_key_value",))
             if module is None or self.heads != self.groups:
                 raise _refusal(self.model, "its queries, keys and values are in no layout that is known")
-            whole = _rows(self._map(module), (self.heads, 3, width))
-            weights = whole.weight.unbind(1)
-            biases = (None,) * 3 if whole.bias is None else whole.bias.unbind(1)
-        query, key, value = (Map(w, b) for w, b in zip(weights, biases, strict=True))
-        self.reads.append((module, (query, key, value)))
-        return query, key, value
+            parts = _cut(_rows(self._map(module), (self.heads, 3, width)), lambda rows: rows.unbind(1))
+        self.reads.append((module, parts))
+        return parts
 
     def _mlp(self) -> tuple[tuple[Units, ...], Map | None]:
         mlp = _child(self.block, ("mlp",)) or self.block
@@ -194,9 +180,7 @@ class _Reader:
         fused = _child(mlp, ("gate_up_proj",))
         if hasattr(mlp, "down_proj") and (fused is not None or hasattr(mlp, "gate_proj")):
             if fused is not None:
-                both = _rows(self._map(fused), (2, -1))
-                biases = (None, None) if both.bias is None else both.bias.unbind(0)
-                gate, up = (Map(w, b) for w, b in zip(both.weight.unbind(0), biases, strict=True))
+                gate, up = _cut(_rows(self._map(fused), (2, -1)), lambda rows: rows.unbind(0))
                 self.reads.append((fused, (gate, up)))
             else:
                 gate, up = self._map(mlp.gate_proj), self._map(mlp.up_proj)
@@ -245,6 +229,13 @@ def _rows(whole: Map, shape: tuple[int, ...]) -> Map:
     return Map(whole.weight.unflatten(0, shape), bias)
 
 
+def _cut(whole: Map, cut: Callable[[Tensor], Sequence[Tensor]]) -> tuple[Map, ...]:
+    """A map cut into several, its bias in the same way."""
+    weights = cut(whole.weight)
+    biases = [None] * len(weights) if whole.bias is None else cut(whole.bias)
+    return tuple(Map(weight, bias) for weight, bias in zip(weights, biases, strict=True))
+
+
 def _planes(model: LanguageModel, head_dim: int) -> Int[Tensor, "plane 2"] | None:
     """Which coordinates turn together, read off the architecture's own ``rotate_half``."""
     named = model.anatomy.backbone.named_buffers()
@@ -272,8 +263,5 @@ def _require_known(model: LanguageModel, owner: nn.Module, known: set[int]) -> N
 
 
 def _refusal(model: LanguageModel, reason: str) -> ModelError:
-    name = type(model.module).__name__
-    return ModelError(
-        f"The weights of {name} cannot be read: {reason}.",
-        "Models laid out like Llama, GPT-2, GPT-NeoX, OPT, Phi-3 or Mixtral can be read.",
-    )
+    known = "Models laid out like Llama, GPT-2, GPT-NeoX, OPT, Phi-3 or Mixtral can be read."
+    return ModelError(f"The weights of {type(model.module).__name__} cannot be read: {reason}.", known)
