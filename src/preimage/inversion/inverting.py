@@ -20,7 +20,7 @@ from preimage.inversion.engine.fast import FastInverter
 from preimage.inversion.engine.last_position import invert_last
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.outcomes import make_result, say_how, say_of_last, with_status
-from preimage.inversion.engine.policies import GradientPolicy, InterruptedPolicy, Policy, RandomPolicy
+from preimage.inversion.engine.policies import GradientPolicy, InterruptedPolicy, Policy, RankedPolicy
 from preimage.inversion.engine.proof import prove, search_everywhere
 from preimage.inversion.engine.search import Outcome, Search
 from preimage.inversion.engine.verifier import FAR, CandidatePrefix, Verifier
@@ -216,7 +216,8 @@ class _Inverting:
 
         def policy(position: int) -> Policy:
             if options.method == "brute-force":
-                return RandomPolicy(model.vocab_size, prefix.max_candidates, generator)
+                order = torch.randperm(model.vocab_size, generator=generator)
+                return RankedPolicy(order, prefix.max_candidates, prefix.max_candidates)
             return GradientPolicy(model, prefix, observed[position], verifier.observe, options, generator)
 
         target = verifier.target(observed)
