@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -37,8 +37,7 @@ from preimage.storage import Run
 _BATCH_TOKENS = 2**16  # tokens inverted together on a GPU
 _PADDING = 1.25  # longest prompt of a batch over its shortest
 _GRADIENT = (3, 128)  # gradient proposals come after so many ranked batches, and are so many
-_proposers: weakref.WeakKeyDictionary[LanguageModel, dict[tuple[object, ...], Proposer]]
-_proposers = weakref.WeakKeyDictionary()
+_proposers: WeakKeyDictionary[LanguageModel, dict[tuple[object, ...], Proposer]] = WeakKeyDictionary()
 
 
 def invert(

@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -44,8 +44,8 @@ class Noise(NamedTuple):
     longest: float  # the longest state this was seen on, tempered
 
 
-_measured: weakref.WeakKeyDictionary[LanguageModel, tuple[int, dict[Layer, Noise]]]  # by edition
-_measured = weakref.WeakKeyDictionary()
+# The noise of models in memory, with the edition it was measured at.
+_measured: WeakKeyDictionary[LanguageModel, tuple[int, dict[Layer, Noise]]] = WeakKeyDictionary()
 
 
 def safety(dtype: torch.dtype) -> float:

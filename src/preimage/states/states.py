@@ -57,12 +57,11 @@ class States:
     difference |h - h'| / |h| seen when the same prompts were computed in other shapes. Of states on disk only
     what is asked for is read.
 
-    Example:
-        >>> import torch
-        >>> from preimage import States
-        >>> states = States.from_tensor(torch.randn(2, 5, 16), layer=3)
-        >>> len(states), states.lengths, tuple(states.at(0, 3).shape), tuple(states.last(3).shape)
-        (2, (5, 5), (5, 16), (2, 16))
+    >>> import torch
+    >>> from preimage import States
+    >>> states = States.from_tensor(torch.randn(2, 5, 16), layer=3)
+    >>> len(states), states.lengths, tuple(states.at(0, 3).shape), tuple(states.last(3).shape)
+    (2, (5, 5), (5, 16), (2, 16))
     """
 
     def __init__(

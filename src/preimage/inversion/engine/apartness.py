@@ -8,7 +8,7 @@ is tried at that position.
 from __future__ import annotations
 
 import logging
-import weakref
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Int
@@ -27,8 +27,7 @@ log = logging.getLogger(__name__)
 _BRANCHES = 512  # tokens tried beside one prompt in one pass
 _FAITHFUL = 16.0  # a branch may be so many times out of reach of the same token tried plainly
 _STEP = 64  # lengths up to a multiple of this are checked together
-_taken: weakref.WeakKeyDictionary[LanguageModel, dict[tuple[int, Layer, int], bool]]
-_taken = weakref.WeakKeyDictionary()
+_taken: WeakKeyDictionary[LanguageModel, dict[tuple[int, Layer, int], bool]] = WeakKeyDictionary()
 
 
 class Apartness:

@@ -81,23 +81,18 @@ class FastInverter:
             valid = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
             scores = self._proposer.score(padded, valid)
             target = self._verifier.target(padded)
-            jobs = self._jobs(padded, target, scores, lengths.tolist(), budgets)
+            ids, second = (tokens.cpu() for tokens in scores.best_two())
+            make_prefix = partial(self._model.prefix, self._verifier.layer)
+            jobs = [
+                Job(i, padded[i, :n], target[i, :n], ids[i, :n], second[i, :n], budget, make_prefix)
+                for i, (n, budget) in enumerate(zip(lengths.tolist(), budgets, strict=True))
+            ]
             if self._together:
                 self._run_together(jobs, target, scores)
             else:
                 for job in jobs:
                     self._run_alone(job, scores)
         return [job.outcome for job in jobs]  # type: ignore[misc]  # every job has ended
-
-    def _jobs(
-        self, padded: Tensor, target: Target, scores: Scores, lengths: list[int], budgets: Sequence[Budget]
-    ) -> list[Job]:
-        ids, second = (tokens.cpu() for tokens in scores.best_two())
-        make_prefix = partial(self._model.prefix, self._verifier.layer)
-        return [
-            Job(i, padded[i, :n], target[i, :n], ids[i, :n], second[i, :n], budget, make_prefix)
-            for i, (n, budget) in enumerate(zip(lengths, budgets, strict=True))
-        ]  # fmt: skip
 
     # One prompt, on the keys and values its passes leave behind.
 

@@ -71,14 +71,12 @@ class Target:
     @cached_property
     def radii(self) -> list[float]:
         """The radius at each position."""
-        radii: list[float] = self.radius.tolist()
-        return radii
+        return self.radius.tolist()
 
     @cached_property
     def reaches(self) -> list[float]:
         """The reach at each position."""
-        reaches: list[float] = self.reach.tolist()
-        return reaches
+        return self.reach.tolist()
 
     def away(self, seen: Float[Tensor, "*other d"]) -> Float[Tensor, "*result"]:
         """How far states are from what was observed, float64."""
@@ -162,8 +160,7 @@ class Verifier:
     def whole_sequence(self, ids: Sequence[int], target: Target) -> list[float]:
         """Distance at every position after one plain pass over a whole prompt: the final word."""
         states = self._model.states(torch.tensor([list(ids)]), (self.layer,))[self.layer][0]
-        distances: list[float] = target.away(self.observe(states)).tolist()
-        return distances
+        return target.away(self.observe(states)).tolist()
 
 
 def distances_of(known: Mapping[int, float], vocab_size: int) -> Float[Tensor, " vocabulary"]:

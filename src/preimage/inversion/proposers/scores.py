@@ -114,8 +114,7 @@ class Scores:
     def top(self, prompt: int, position: int, count: int) -> list[int]:
         """The ``count`` most likely tokens at one position, most likely first."""
         scores = self.at(self._row(prompt, position))[0]
-        chosen: list[int] = scores.topk(min(count, len(scores))).indices.tolist()
-        return chosen
+        return scores.topk(min(count, len(scores))).indices.tolist()
 
     def slices(self) -> Iterator[Int[Tensor, " some"]]:
         """All rows, in pieces whose scores fit in memory."""

@@ -135,7 +135,7 @@ class PriorProposer:
         return total / counted.sum(dim=1).clamp_min(1)
 
     def _calibrate(self, proposer: Proposer) -> tuple[float, float]:
-        """The weight that misses least on text, and the mean log-probability between text and random tokens."""
+        """The weight that misses least on text, and the threshold between text and random tokens."""
         windows = sample(self._model, _CALIBRATION, seed=1).to(self._model.device)
         text = len(windows) // 2
         valid = torch.ones_like(windows, dtype=torch.bool)
