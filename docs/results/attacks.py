@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     single = preimage.load(given.model, dtype="float32", device=given.device)
-    document: dict[str, object] = {"layer": LAYER, "count": given.count, "hardware": hardware(single)}
+    document: dict[str, object] = {"layer": LAYER, "count": given.count, "hardware": hardware(single.device)}
     document["float32 model, bfloat16 copies"] = attack(single, given.count, given.seed)
     given.out.write_text(json.dumps(document, indent=1))
     del single

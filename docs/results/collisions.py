@@ -62,7 +62,7 @@ lap("continuations")
 document = {
     "prompts": {"text": text, "random": missing, "length": given.length},
     "seconds": seconds | {"total": sum(seconds.values())},
-    "hardware": hardware(model),
+    "hardware": hardware(model.device),
     "collisions": audit.to_dict(),
     "continuations": scan.to_dict(),
 }

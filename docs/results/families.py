@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from preimage.bench.timing import hardware_of
+from preimage.bench.timing import hardware
 from preimage.models.loading import parse_device
 from preimage.storage import dumps
 from preimage.training import TrajectoryOptions, train_trajectory
@@ -45,7 +45,7 @@ for seed, size, family in product(given.seeds.split(","), given.sizes.split(",")
     print(name, round(took[name], 1), round(last.held_out_loss, 3), flush=True)  # noqa: T201  # a script
     document = {
         "command": "python docs/results/families.py",
-        "hardware": hardware_of(device),
+        "hardware": hardware(device),
         "memory_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
         "seconds": took | {"all": time.perf_counter() - started},
         "runs": runs,

@@ -49,7 +49,7 @@ def write() -> None:
         "command": "python docs/results/geometry.py",
         "shares": SHARES,
         "model": model.identity.to_dict(),
-        "hardware": hardware(model),
+        "hardware": hardware(model.device),
         "memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         "seconds": took | {"all": time.perf_counter() - started},
         "bench": bench,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from typing import Any
 
-from preimage.bench.timing import hardware, plain_forward, seconds
+from preimage.bench.timing import hardware, plain_forward, take_turns
 from preimage.errors import OptionError
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
@@ -29,26 +30,12 @@ def bench_capture(
     """
     if min(count, length, rounds) < 1:
         raise OptionError("count, length and rounds must be at least 1.", "Give larger numbers.")
-    options = PromptOptions(count=count, length=length)
-    prompts = gather("random", model, options)
+    prompts = gather("random", model, PromptOptions(count=count, length=length))
     size = max(1, (batch_tokens or 1) // length)
-    rows = list(prompts)
-
-    def plain() -> None:
-        for start in range(0, len(rows), size):
-            plain_forward(model, rows[start : start + size])
-
-    def ours() -> None:
-        capture(model, prompts, "all", batch_tokens=batch_tokens or 1)
-
-    for side in (plain, ours):
-        side()  # warm-up; the noise floor and the weight hash are measured once, here
-    pairs = []
-    for index in range(rounds):
-        sides = (plain, ours) if index % 2 == 0 else (ours, plain)  # neither side always runs second
-        took = {side: seconds(side, model.device) for side in sides}
-        pairs.append((took[plain], took[ours]))
-        progress(index + 1, rounds, "rounds")
+    plain = partial(plain_forward, model, prompts.ids, size)
+    ours = partial(capture, model, prompts, "all", batch_tokens=batch_tokens or 1)
+    # the noise floor and the weight hash are measured once, as both warm up
+    pairs = take_turns((plain, ours), rounds, model.device, progress)
     return {
         "fraction_of_forward": statistics.median(p / o for p, o in pairs),
         "forward_seconds": statistics.median(p for p, _ in pairs),
@@ -60,5 +47,5 @@ def bench_capture(
         "batch_prompts": size,
         "layers": model.n_layers + 2,
         "model": model.identity.to_dict(),
-        "hardware": hardware(model),
+        "hardware": hardware(model.device),
     }

@@ -91,7 +91,7 @@ def bench_inversion(
 
 
 def _conditions(model: LanguageModel, prompts: BenchPrompts) -> dict[str, Any]:
-    return {"prompts": asdict(prompts), "model": model.identity.to_dict(), "hardware": hardware(model)}
+    return {"prompts": asdict(prompts), "model": model.identity.to_dict(), "hardware": hardware(model.device)}
 
 
 def _statuses(results: Iterable[Inversion]) -> dict[str, int]:
@@ -222,12 +222,7 @@ def bench_throughput(
     chosen = parse_layers(layers, model.n_layers)
     prompts = prompts or BenchPrompts(prose=400, code=300, random=300)
     ids = prompts.gather(model)
-    size = max(1, _PLAIN_BATCH_TOKENS // prompts.length)
-
-    def plain() -> None:
-        for start in range(0, len(ids), size):
-            plain_forward(model, ids[start : start + size])
-
+    plain = partial(plain_forward, model, ids, max(1, _PLAIN_BATCH_TOKENS // prompts.length))
     plain()  # warm
     forward = statistics.median(seconds(plain, model.device) for _ in range(rounds))
     table: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from preimage.bench.timing import hardware, seconds
+from preimage.bench.timing import hardware, seconds, take_turns
 from preimage.distances import PairScan
 from preimage.distances.prompt_distances import PromptDistances
 from preimage.errors import OptionError
@@ -42,8 +42,7 @@ def bench_geometry(
         raise OptionError(
             f"count = {count}, length = {length}, rounds = {rounds}.", "Give count >= 2, others >= 1."
         )
-    options = PromptOptions(count=count, length=length, seed=seed)
-    prompts = gather(source, model, options)
+    prompts = gather(source, model, PromptOptions(count=count, length=length, seed=seed))
     states = capture(model, prompts, layers, positions="last", batch_tokens=4096, progress=progress)
     prepared: list[PromptDistances] = []
     ready = seconds(lambda: prepared.append(PromptDistances(prompts.ids, model.device)), model.device)
@@ -62,7 +61,7 @@ def bench_geometry(
         "length": length,
         "rounds": rounds,
         "model": model.identity.to_dict(),
-        "hardware": hardware(model),
+        "hardware": hardware(model.device),
     }
 
 
@@ -75,13 +74,7 @@ def _timed(x: Float[Tensor, "row d"], prompts: PromptDistances, rounds: int) -> 
     def ratios() -> None:
         measure_ratios(PairScan(x), prompts)
 
-    for side in (margin, ratios):
-        side()  # warm
-    pairs = []
-    for turn in range(rounds):
-        sides = (margin, ratios) if turn % 2 == 0 else (ratios, margin)
-        took = {side: seconds(side, x.device) for side in sides}
-        pairs.append((took[margin], took[ratios]))
+    pairs = take_turns((margin, ratios), rounds, x.device)
     return {
         "ratio": statistics.median(full / alone for alone, full in pairs),
         "margin_seconds": statistics.median(alone for alone, _ in pairs),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from preimage.bench.timing import hardware_of, seconds
+from preimage.bench.timing import hardware, seconds
 from preimage.distances import PairScan, find_closest, row_distances
 from preimage.distances.arithmetic import FLOAT32, TF32
 from preimage.distances.screen import bare_products
@@ -38,10 +38,8 @@ def bench_pairs(
     as long; each set has one planted pair, 0.01 apart, and ``planted`` says how many were found and right.
     """
     if n < 3 or d < 1 or rounds < 1 or sets < 1:
-        raise OptionError(
-            f"n = {n}, d = {d}, sets = {sets}, rounds = {rounds}.",
-            "Give n >= 3 and at least 1 of the others.",
-        )
+        given = f"n = {n}, d = {d}, sets = {sets}, rounds = {rounds}."
+        raise OptionError(given, "Give n >= 3 and at least 1 of the others.")
     on = parse_device(device)
     arithmetic = TF32 if on.type == "cuda" else FLOAT32
     find_closest(PairScan(_rows(min(n, 2048), d, norm, seed, False, on)))  # warm
@@ -70,7 +68,7 @@ def bench_pairs(
         "product_arithmetic": arithmetic.name,
         "screen_arithmetic": sorted(chosen),
         "planted": {"sets": sets, "found": planted, "distance": _PLANTED},
-        "hardware": hardware_of(on),
+        "hardware": hardware(on),
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from preimage.models import LanguageModel
+from preimage.progress import Progress, silent
 from preimage.storage import processor
 
 
@@ -24,19 +25,36 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def plain_forward(model: LanguageModel, ids: Sequence[Sequence[int]]) -> None:
-    """What everything is compared with: the model's own backbone, all blocks, no LM head, nothing kept."""
+def take_turns(
+    sides: tuple[Callable[[], object], Callable[[], object]],
+    rounds: int,
+    device: torch.device,
+    progress: Progress = silent,
+) -> list[tuple[float, float]]:
+    """Seconds of both sides in every round, once both have warmed up; neither always runs second."""
+    for side in sides:
+        side()
+    pairs = []
+    for turn in range(rounds):
+        took = {side: seconds(side, device) for side in (sides if turn % 2 == 0 else sides[::-1])}
+        pairs.append((took[sides[0]], took[sides[1]]))
+        progress(turn + 1, rounds, "rounds")
+    return pairs
+
+
+def plain_forward(model: LanguageModel, ids: Sequence[Sequence[int]], size: int = 1) -> None:
+    """What everything is compared with: the model's own backbone, all blocks, no LM head, nothing kept.
+
+    ``size`` prompts, all of one length, share a pass.
+    """
     with torch.inference_mode():
-        model.anatomy.backbone(torch.tensor([list(row) for row in ids], device=model.device), use_cache=False)
+        for start in range(0, len(ids), size):
+            rows = torch.tensor([list(row) for row in ids[start : start + size]], device=model.device)
+            model.anatomy.backbone(rows, use_cache=False)
 
 
-def hardware(model: LanguageModel) -> dict[str, Any]:
+def hardware(device: torch.device) -> dict[str, Any]:
     """What a speed was measured on."""
-    return hardware_of(model.device)
-
-
-def hardware_of(device: torch.device) -> dict[str, Any]:
-    """The same for a device."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "threads": torch.get_num_threads(),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -20,7 +20,7 @@ from preimage.inversion.engine.fast import FastInverter
 from preimage.inversion.engine.last_position import invert_last
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.outcomes import make_result, say_how, say_of_last, with_status
-from preimage.inversion.engine.policies import GradientPolicy, InterruptedPolicy, Policy, RandomPolicy
+from preimage.inversion.engine.policies import GradientPolicy, InterruptedPolicy, Policy, RankedPolicy
 from preimage.inversion.engine.proof import prove, search_everywhere
 from preimage.inversion.engine.search import Outcome, Search
 from preimage.inversion.engine.verifier import FAR, CandidatePrefix, Verifier
@@ -37,8 +37,7 @@ from preimage.storage import Run
 _BATCH_TOKENS = 2**16  # tokens inverted together on a GPU
 _PADDING = 1.25  # longest prompt of a batch over its shortest
 _GRADIENT = (3, 128)  # gradient proposals come after so many ranked batches, and are so many
-_proposers: weakref.WeakKeyDictionary[LanguageModel, dict[tuple[object, ...], Proposer]]
-_proposers = weakref.WeakKeyDictionary()
+_proposers: WeakKeyDictionary[LanguageModel, dict[tuple[object, ...], Proposer]] = WeakKeyDictionary()
 
 
 def invert(
@@ -53,32 +52,22 @@ def invert(
 ) -> list[Inversion]:
     """Recover every prompt from its states at one layer.
 
-    What is returned as ``recovered`` was verified against the states, position by position and as a whole.
-    States of another model or layer are not refused here: they come back as ``not_recovered``
-    (``states.require_made_by(model)`` refuses them at once).
-
-    Args:
-        model: the model that made the states.
-        states: captured states, or a tensor (position x d_model, or prompt x position x d_model).
-        layer: where the states were taken; may be left out where ``states`` holds one layer.
-        options: how to search; ``changes`` are fields of it, such as ``method="brute-force"``.
-        out: a run folder: each result is kept there as it is found, and calling again continues it.
-        progress: told how many batches of prompts are done.
-
-    Returns:
-        One result for each prompt, in their order.
+    ``states``: captured by ``model``, or a tensor (position x d_model, or prompt x position x d_model);
+    ``layer`` may be left out where they hold one layer. ``changes`` are fields of ``options``, such as
+    ``method="brute-force"``. One result a prompt, in their order; with ``out``, a run folder, each is kept
+    there as it is found, and calling again continues. What is ``recovered`` was verified against the states,
+    position by position and as a whole. States of another model or layer are not refused here: they come back
+    as ``not_recovered`` (``states.require_made_by(model)`` refuses them at once).
 
     Cost: about two forward passes over a prompt with a lens; at worst a test of the whole vocabulary at every
     position. The first call for a model and layer also measures noise and builds what proposes.
 
-    Example:
-        >>> import preimage
-        >>> from preimage.models import new_model
-        >>> model = new_model("llama", (16, 1, 2), vocabulary=50, max_length=16, device="cpu")
-        >>> states = preimage.capture(model, [[7, 3, 9]], layers=1)
-        >>> (result,) = preimage.invert(model, states, proposers="prior")
-        >>> result.status, result.token_ids
-        ('recovered', (7, 3, 9))
+    >>> import preimage
+    >>> model = preimage.models.new_model("llama", (16, 1, 2), vocabulary=50, max_length=16, device="cpu")
+    >>> states = preimage.capture(model, [[7, 3, 9]], layers=1)
+    >>> (result,) = preimage.invert(model, states, proposers="prior")
+    >>> result.status, result.token_ids
+    ('recovered', (7, 3, 9))
     """
     began = time.perf_counter()
     chosen = replace(options or InvertOptions(), **changes)
@@ -90,9 +79,20 @@ def invert(
     if chosen.prove and states.positions != "all":
         raise OptionError("These states keep the last position alone.", "Prove states of every position.")
     states.require_width(model)
-    work = _Inverting(model, states, _verifier(model, states, at, chosen), chosen)
+    # what is allowed comes from this model on this machine, never from what came with the states
+    verifier = Verifier(model, at, noise=noise_of(model, at)[at], tolerance=chosen.tolerance)
+    verifier.require_above_noise(states.at(0, at).dtype)
+    work = _Inverting(model, states, verifier, chosen)
     states.require_finite(at)  # before any work is done
-    run = Run(_plan(model, states, at, chosen), out)
+    plan = {
+        "command": "invert",
+        "model": model.identity.to_dict(),
+        "states": states.fingerprint(at),
+        "layer": at,
+        "options": chosen.to_dict(),
+        "far": FAR,  # results judged by another line, or by none, do not mix
+    }
+    run = Run(plan, out)
     results = {int(key): Inversion.from_dict(item) for key, item in run.items.items()}
     batches = work.batches(run.left(range(len(states))))
     setup = time.perf_counter() - began
@@ -108,17 +108,6 @@ def invert(
     return in_order
 
 
-def _plan(model: LanguageModel, states: States, layer: Layer, options: InvertOptions) -> dict[str, Any]:
-    return {
-        "command": "invert",
-        "model": model.identity.to_dict(),
-        "states": states.fingerprint(layer),
-        "layer": layer,
-        "options": options.to_dict(),
-        "far": FAR,  # results judged by another line, or by none, do not mix
-    }
-
-
 def _choose_layer(states: States, layer: int | str | None, n_layers: int) -> Layer:
     if layer is not None:
         return parse_layer(layer, n_layers)
@@ -126,13 +115,6 @@ def _choose_layer(states: States, layer: int | str | None, n_layers: int) -> Lay
         return states.layers[0]
     kept = ", ".join(map(str, states.layers))
     raise LayerError(f"These states hold {len(states.layers)} layers.", f"Choose one of {kept}.")
-
-
-def _verifier(model: LanguageModel, states: States, layer: Layer, options: InvertOptions) -> Verifier:
-    """What is allowed comes from this model on this machine, never from what came with the states."""
-    verifier = Verifier(model, layer, noise=noise_of(model, layer)[layer], tolerance=options.tolerance)
-    verifier.require_above_noise(states.at(0, layer).dtype)
-    return verifier
 
 
 class _Inverting:
@@ -216,7 +198,8 @@ class _Inverting:
 
         def policy(position: int) -> Policy:
             if options.method == "brute-force":
-                return RandomPolicy(model.vocab_size, prefix.max_candidates, generator)
+                order = torch.randperm(model.vocab_size, generator=generator)
+                return RankedPolicy(order, prefix.max_candidates, prefix.max_candidates)
             return GradientPolicy(model, prefix, observed[position], verifier.observe, options, generator)
 
         target = verifier.target(observed)

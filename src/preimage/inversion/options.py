@@ -37,43 +37,29 @@ class InvertChanges(TypedDict, total=False):
 class InvertOptions:
     """How to search, and when to stop.
 
-    Args:
-        method: ``fast`` proposes every position at once and verifies in whole passes; ``sipit`` is the
-            paper's gradient policy, ``brute-force`` its random one.
-        proposers: what ``fast`` ranks tokens by: names and proposer objects, or names separated by commas.
-            ``lens`` (trained), ``codebook`` (fitted in closed form), ``prior`` (the model's own next-token
-            prediction), ``gradient`` (SIPIT's descent, where the ranking failed), or what was registered by
-            ``preimage.inversion.register_proposer``. None: the best there is.
-        prove: evaluate the whole vocabulary at every position of what was recovered, for the exact margin.
-        seed: of every random choice.
-        tolerance: the largest accepted distance as a share of |h_t|; None derives it from the noise floor.
-        max_tests: verifier tests for one prompt; None: positions x vocabulary.
-        timeout: seconds for one prompt.
-        learning_rate: of the gradient policy.
-        gradient_cap: its largest gradient norm.
-        snap_every: its proposals between two snaps of the proxy to a token.
-        patience: its proposals at one position before plain enumeration; None: never.
-        published_cost: run SIPIT without prefix cache, one candidate at a time, through all blocks, as its
-            authors' code does.
+    ``method``: ``fast`` proposes every position at once and verifies in whole passes; ``sipit`` is the
+    paper's gradient policy, ``brute-force`` its random one. ``proposers``: what ``fast`` ranks tokens by,
+    names and proposer objects, or names separated by commas: ``lens`` (trained), ``codebook`` (fitted in
+    closed form), ``prior`` (the model's own next-token prediction), ``gradient`` (SIPIT's descent, where the
+    ranking failed), or what ``preimage.inversion.register_proposer`` made known. None: the best there is.
 
-    Example:
-        >>> from preimage import InvertOptions
-        >>> InvertOptions(proposers=("codebook", "prior"), timeout=10.0).to_dict()["proposers"]
-        'codebook,prior'
+    >>> from preimage import InvertOptions
+    >>> InvertOptions(proposers=("codebook", "prior"), timeout=10.0).to_dict()["proposers"]
+    'codebook,prior'
     """
 
     method: str = "fast"
     proposers: str | tuple[str | Proposer, ...] | None = None
-    prove: bool = False
+    prove: bool = False  # try the whole vocabulary at every position of what was recovered: the exact margin
     seed: int = 0
-    tolerance: float | None = None
-    max_tests: int | None = None
-    timeout: float | None = None
-    learning_rate: float = 1.0
-    gradient_cap: float = 1.0
-    snap_every: int = 50
-    patience: int | None = 512
-    published_cost: bool = False
+    tolerance: float | None = None  # largest accepted distance, a share of |h_t|; None: from the noise floor
+    max_tests: int | None = None  # verifier tests for one prompt; None: positions x vocabulary
+    timeout: float | None = None  # seconds for one prompt
+    learning_rate: float = 1.0  # of the gradient policy
+    gradient_cap: float = 1.0  # its largest gradient norm
+    snap_every: int = 50  # its proposals between two snaps of the proxy to a token
+    patience: int | None = 512  # its proposals at one position before plain enumeration; None: never
+    published_cost: bool = False  # SIPIT as published: no prefix cache, one candidate at a time, all blocks
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:

@@ -82,15 +82,13 @@ class Inversion(Saved):
     that is not the accepted one: an upper bound of the true margin. Once proved it is the smallest D.
     ``setup_seconds`` went by before the first prompt: measuring noise, loading or building what proposes.
 
-    Example:
-        >>> from preimage import Inversion, capture, invert
-        >>> from preimage.models import new_model
-        >>> model = new_model("llama", (16, 1, 2), vocabulary=50, max_length=16, device="cpu")
-        >>> (result,) = invert(model, capture(model, [[7, 3, 9]], layers=1), proposers="prior")
-        >>> result.positions[0].token_id, result.positions[0].accepted
-        (7, True)
-        >>> Inversion.from_dict(result.to_dict()) == result
-        True
+    >>> from preimage import Inversion, capture, invert, models
+    >>> model = models.new_model("llama", (16, 1, 2), vocabulary=50, max_length=16, device="cpu")
+    >>> (result,) = invert(model, capture(model, [[7, 3, 9]], layers=1), proposers="prior")
+    >>> result.positions[0].token_id, result.positions[0].accepted
+    (7, True)
+    >>> Inversion.from_dict(result.to_dict()) == result
+    True
     """
 
     _kind = "inversion"

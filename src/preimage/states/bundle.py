@@ -6,6 +6,7 @@ The manifest is written last and renamed into place, so a folder with a manifest
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,10 @@ def save_bundle(states: States, folder: Path, *, withhold_ids: bool = False) -> 
     partial = folder / (TENSORS + ".partial")
     partial.unlink(missing_ok=True)
     try:
-        writer = TensorFileWriter(partial, states.layout.names(), states.dtype)
-        try:
+        with closing(TensorFileWriter(partial, states.layout.names(), states.dtype)) as writer:
             for name, shape in states.layout.names().items():
                 for row in range(shape[0]):
                     writer.write(name, row, states.store.rows(name, row, row + 1))
-        finally:
-            writer.close()
         finish_bundle(folder, states, withhold_ids=withhold_ids)
     except (OSError, UnwritableError) as error:
         partial.unlink(missing_ok=True)
@@ -83,7 +81,7 @@ def _manifest(states: States, withhold_ids: bool) -> dict[str, Any]:
         "layers": list(states.layers),
         "positions": states.positions,
         "d_model": states.d_model,
-        "groups": [group.to_dict() for group in states.layout.groups],
+        "groups": [group._asdict() for group in states.layout.groups],
         "token_ids": None if withhold_ids or ids is None else [list(row) for row in ids],
         "noise_floor": {str(layer): value for layer, value in states.noise_floor.items()},
         "prompts": None if withhold_ids else states.prompts,  # a source and a seed are as good as the ids
@@ -91,22 +89,17 @@ def _manifest(states: States, withhold_ids: bool) -> dict[str, Any]:
 
 
 def open_states(path: str | Path, *, verify: bool = True) -> States:
-    """Open a bundle that :meth:`States.save` or a capture wrote.
+    """Open the folder of a bundle that :meth:`States.save` or a capture wrote.
 
-    Args:
-        path: the bundle's folder.
-        verify: compare the checksum of the states' file, which reads it once.
+    ``verify`` compares the checksum of the states' file, which reads it once. The states stay on disk: only
+    what is asked for is read into memory.
 
-    Returns:
-        States on disk: only what is asked for is read into memory.
-
-    Example:
-        >>> import tempfile, torch
-        >>> from preimage import States, open_states
-        >>> folder = tempfile.mkdtemp() + "/bundle"
-        >>> _ = States.from_tensor(torch.ones(1, 4, 16), layer=2).save(folder)
-        >>> open_states(folder).at(0, 2).shape
-        torch.Size([4, 16])
+    >>> import tempfile, torch
+    >>> from preimage import States, open_states
+    >>> folder = tempfile.mkdtemp() + "/bundle"
+    >>> _ = States.from_tensor(torch.ones(1, 4, 16), layer=2).save(folder)
+    >>> open_states(folder).at(0, 2).shape
+    torch.Size([4, 16])
     """
     return open_bundle(Path(path), read_manifest(Path(path)), verify=verify)
 
@@ -156,8 +149,7 @@ def _floor(value: Any) -> float:
 def _token_ids(rows: Any, layout: Layout) -> list[list[int]] | None:
     if rows is None:
         return None
-    lengths = {prompt: group.length for group in layout.groups for prompt in group.prompts}
-    if [len(row) for row in rows] != [lengths[prompt] for prompt in range(layout.count)]:
+    if tuple(len(row) for row in rows) != layout.lengths:
         raise ValueError("its token ids are not as long as its prompts")
     if not all(type(token) is int for row in rows for token in row):
         raise ValueError("its token ids are not whole numbers")

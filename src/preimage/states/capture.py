@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tempfile
 import weakref
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,7 +74,7 @@ def capture(
     job = _Capture(model, ids, layout, batch_tokens, progress, provenance)
     if out is not None:
         return job.to_bundle(Path(out), withhold_ids)
-    if layout.elements() * model.dtype.itemsize <= _MEMORY_BYTES:
+    if sum(map(math.prod, layout.names().values())) * model.dtype.itemsize <= _MEMORY_BYTES:
         return job.to_memory()
     temporary = tempfile.TemporaryDirectory(prefix="preimage-")
     try:
@@ -95,9 +97,9 @@ def encode_all(
         raise PromptError("No prompt was given.", "Give at least one text or list of token ids.")
     if isinstance(rows[0], int):
         rows = [rows]  # one bare list of ids is one prompt
-    limits = {"vocab_size": model.vocab_size, "max_length": model.max_length}
+    tokenizer, size, longest = model.tokenizer, model.vocab_size, model.max_length
     return [
-        encode(row, model.tokenizer, bos=bos, name=f"Prompt {index}", **limits)  # type: ignore[arg-type]
+        encode(row, tokenizer, vocab_size=size, max_length=longest, bos=bos, name=f"Prompt {index}")
         for index, row in enumerate(rows)
     ]
 
@@ -147,11 +149,8 @@ class _Capture:
             if not partial.is_file() or partial.stat().st_size != file_bytes(shapes, dtype):
                 run.forget()  # first: no finished piece may be counted whose rows are not there
                 partial.unlink(missing_ok=True)
-            writer = TensorFileWriter(partial, shapes, dtype)
-            try:
+            with closing(TensorFileWriter(partial, shapes, dtype)) as writer:
                 self._fill(run, writer)
-            finally:
-                writer.close()
             states = self._states(TensorFileReader(partial))  # which stays open when the file is renamed
             finish_bundle(folder, states, withhold_ids=withhold_ids)
         except (OSError, UnwritableError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from preimage.errors import StatesError
 from preimage.layers import Layer
@@ -13,16 +13,11 @@ from preimage.layers import Layer
 KeptPositions: TypeAlias = Literal["all", "last"]
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Prompts of one length; row r of the group's tensors belongs to prompt ``prompts[r]``."""
 
     length: int
     prompts: tuple[int, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain json types."""
-        return {"length": self.length, "prompts": list(self.prompts)}
 
 
 @dataclass(frozen=True)
@@ -40,6 +35,12 @@ class Layout:
         return sum(len(group.prompts) for group in self.groups)
 
     @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """Length in tokens of every prompt."""
+        lengths = {prompt: group.length for group in self.groups for prompt in group.prompts}
+        return tuple(lengths[prompt] for prompt in range(self.count))
+
+    @cached_property
     def _places(self) -> dict[int, tuple[int, int]]:
         return {
             prompt: (index, row)
@@ -55,23 +56,14 @@ class Layout:
             )
         return self._places[prompt]
 
-    def shape(self, group: int) -> tuple[int, int, int]:
-        """Rows x kept positions x width of a group's tensors."""
-        entry = self.groups[group]
-        kept = entry.length if self.positions == "all" else 1
-        return len(entry.prompts), kept, self.d_model
-
     def names(self) -> dict[str, tuple[int, int, int]]:
-        """Name and shape of every tensor of a bundle."""
+        """Name and shape of every tensor of a bundle: rows x kept positions x width."""
+        whole = self.positions == "all"
         return {
-            tensor_name(layer, group): self.shape(group)
+            tensor_name(layer, index): (len(group.prompts), group.length if whole else 1, self.d_model)
             for layer in self.layers
-            for group in range(len(self.groups))
+            for index, group in enumerate(self.groups)
         }
-
-    def elements(self) -> int:
-        """Numbers stored in all."""
-        return sum(rows * kept * width for rows, kept, width in self.names().values())
 
 
 def tensor_name(layer: Layer, group: int) -> str:

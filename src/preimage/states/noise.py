@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -44,8 +44,8 @@ class Noise(NamedTuple):
     longest: float  # the longest state this was seen on, tempered
 
 
-_measured: weakref.WeakKeyDictionary[LanguageModel, tuple[int, dict[Layer, Noise]]]  # by edition
-_measured = weakref.WeakKeyDictionary()
+# The noise of models in memory, with the edition it was measured at.
+_measured: WeakKeyDictionary[LanguageModel, tuple[int, dict[Layer, Noise]]] = WeakKeyDictionary()
 
 
 def safety(dtype: torch.dtype) -> float:
@@ -61,23 +61,14 @@ def safety(dtype: torch.dtype) -> float:
 def noise_floor(model: LanguageModel, layers: LayerSpec) -> dict[Layer, float]:
     """Largest relative difference |h - h'|_2 / |h|_2 at each layer, over shapes and positions.
 
-    Args:
-        model: the model, in the type and on the device in which it is used.
-        layers: as :func:`preimage.capture` takes them: a layer, several, ``"1,8,final"`` or ``"all"``.
+    It is that of the model in the type and on the device in which it is used. ``layers``: a layer, several,
+    ``"1,8,final"`` or ``"all"``. Cost: about ten short passes over all layers, once for a model; then kept in
+    this process and in the user's cache.
 
-    Returns:
-        A share of the state's norm for each layer.
-
-    Cost: about ten short passes over all layers, once for a model; then kept in this process and in the
-    user's cache.
-
-    Example:
-        >>> import preimage
-        >>> from preimage.models import new_model
-        >>> model = new_model("llama", (16, 1, 2), vocabulary=50, max_length=16, device="cpu")
-        >>> floor = preimage.noise_floor(model, 1)
-        >>> 0 < floor[1] < 1e-5
-        True
+    >>> import preimage
+    >>> model = preimage.models.new_model("llama", (16, 1, 2), vocabulary=50, max_length=16, device="cpu")
+    >>> 0 < preimage.noise_floor(model, 1)[1] < 1e-5
+    True
     """
     return {layer: noise.relative for layer, noise in noise_of(model, layers).items()}
 
@@ -97,7 +88,7 @@ def noise_of(model: LanguageModel, layers: LayerSpec) -> dict[Layer, Noise]:
 
 def measure_noise(model: LanguageModel) -> dict[Layer, Noise]:
     """Recompute the same prompts in other shapes and keep the largest differences a layer."""
-    layers: tuple[Layer, ...] = (*range(model.n_layers + 1), "final")
+    layers = parse_layers("all", model.n_layers)
     prompts = calibration_prompts(model)
     alone = [{k: v[0] for k, v in model.states(p[None], layers).items()} for p in prompts]
     unit = torch.finfo(model.dtype).eps / 2
@@ -134,12 +125,11 @@ def _widened(
             # a padding token's embedding may be all zeros; it has no relative error, and no noise either
             scale = norms(reference).clamp_min(torch.finfo(torch.float64).tiny)
             difference = states.to(torch.float64) - reference.to(torch.float64)
+            relative = float((norms(difference) / scale).max())
+            absolute = float(norms(tempered(difference, outlier_weights(reference))).max())
             known = noise[layer]
             noise[layer] = known._replace(
-                relative=max(known.relative, float((norms(difference) / scale).max())),
-                absolute=max(
-                    known.absolute, float(norms(tempered(difference, outlier_weights(reference))).max())
-                ),
+                relative=max(known.relative, relative), absolute=max(known.absolute, absolute)
             )
     return noise
 
@@ -188,25 +178,17 @@ def _other_shapes(
 def _cached_shapes(
     model: LanguageModel, prompts: Int[Tensor, "prompt position"], layers: Sequence[Layer]
 ) -> Iterator[tuple[int, int, dict[Layer, Tensor]]]:
-    """(prompt, position, its state) of the same prompts, a token on a cached prefix."""
+    """(prompt, position, its state): a token on a cached prefix, alone and among other candidates."""
     for row, prompt in enumerate(prompts):
         split = [0, 1, len(prompt) // 2, len(prompt) - 1][row % 4]
-        yield from _cached(model, row, prompt, split, layers)
-
-
-def _cached(
-    model: LanguageModel, row: int, prompt: Tensor, split: int, layers: Sequence[Layer]
-) -> Iterator[tuple[int, int, dict[Layer, Tensor]]]:
-    """The token at ``split`` tried on its cached prefix, alone and among other candidates."""
-    deepest = layers[-1]
-    prefix = model.prefix(deepest)
-    if split:
-        prefix.extend(prompt[:split])
-    for candidates in (1, 32):
-        ids = prompt[split].repeat(candidates)
-        ids[1:] = torch.arange(candidates - 1) % model.vocab_size
-        tried = prefix.try_layers(ids, layers)
-        yield row, split, {layer: states[:1] for layer, states in tried.items()}
+        prefix = model.prefix(layers[-1])
+        if split:
+            prefix.extend(prompt[:split])
+        for candidates in (1, 32):
+            ids = prompt[split].repeat(candidates)
+            ids[1:] = torch.arange(candidates - 1) % model.vocab_size
+            tried = prefix.try_layers(ids, layers)
+            yield row, split, {layer: states[:1] for layer, states in tried.items()}
 
 
 def calibration_prompts(model: LanguageModel, count: int = 4) -> Int[Tensor, "prompt position"]:

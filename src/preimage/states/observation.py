@@ -6,19 +6,15 @@ function of the same states: candidates are passed through it before they are co
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-
-@runtime_checkable
-class Observation(Protocol):
-    """A map from states (rows x d_model) to what is seen of them (rows x anything)."""
-
-    def __call__(self, states: Tensor) -> Tensor:
-        """What is seen of each row."""
+# A map from states (rows x d_model) to what is seen of them (rows x anything).
+Observation: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def residual_stream(states: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -16,6 +16,7 @@ from preimage.errors import BundleError, LayerError, StatesError
 from preimage.layers import Layer
 from preimage.models import LanguageModel, tensor_bytes
 from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
+from preimage.states.tensor_file import TensorFileReader
 
 _ROWS = 256  # prompts looked at together
 # The types states are kept in, by the names a manifest has for them.
@@ -23,14 +24,6 @@ DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 }
-
-
-@runtime_checkable
-class Store(Protocol):
-    """Where tensors are: memory or a file."""
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows start..stop of a named tensor."""
 
 
 class MemoryStore:
@@ -51,20 +44,24 @@ class MemoryStore:
         """Nothing to do: memory is all there is."""
 
 
+Store: TypeAlias = MemoryStore | TensorFileReader  # where tensors are
+
+
 class States:
     """States at chosen layers of a set of prompts, made by :func:`preimage.capture` or :meth:`from_tensor`.
 
+    ``layers`` are those kept, ``positions`` says whether every position of a prompt is or its last alone
+    ("all", "last"), ``d_model`` is the width of a state, ``lengths`` has every prompt's length in tokens.
     ``token_ids`` is None where they were withheld; ``model`` is the identity of the model that made the
     states, None for tensors that came from elsewhere; ``noise_floor`` maps a layer to the largest relative
     difference |h - h'| / |h| seen when the same prompts were computed in other shapes; ``prompts`` says where
     the prompts came from, where that is known. Of states on disk only what is asked for is read.
 
-    Example:
-        >>> import torch
-        >>> from preimage import States
-        >>> states = States.from_tensor(torch.randn(2, 5, 16), layer=3)
-        >>> len(states), states.lengths, tuple(states.at(0, 3).shape), tuple(states.last(3).shape)
-        (2, (5, 5), (5, 16), (2, 16))
+    >>> import torch
+    >>> from preimage import States
+    >>> states = States.from_tensor(torch.randn(2, 5, 16), layer=3)
+    >>> len(states), states.lengths, tuple(states.at(0, 3).shape), tuple(states.last(3).shape)
+    (2, (5, 5), (5, 16), (2, 16))
     """
 
     def __init__(
@@ -78,12 +75,12 @@ class States:
         dtype: torch.dtype,
         prompts: Mapping[str, Any] | None = None,
     ) -> None:
-        self.layout = layout
-        self.store = store
+        self.layout, self.store, self.dtype = layout, store, dtype
+        self.layers, self.d_model, self.lengths = layout.layers, layout.d_model, layout.lengths
+        self.positions: KeptPositions = layout.positions
         self.token_ids = None if token_ids is None else tuple(tuple(ids) for ids in token_ids)
         self.model = None if model is None else dict(model)
         self.noise_floor = dict(noise_floor)
-        self.dtype = dtype
         self.prompts = None if prompts is None else dict(prompts)
 
     def __len__(self) -> int:
@@ -92,27 +89,6 @@ class States:
     def __repr__(self) -> str:
         made_by = self.model["name"] if self.model else "an unnamed model"
         return f"<states of {len(self)} prompts at {len(self.layers)} layers, by {made_by}>"
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """The layers kept."""
-        return self.layout.layers
-
-    @property
-    def positions(self) -> KeptPositions:
-        """Whether every position of a prompt is kept, or only its last."""
-        return self.layout.positions
-
-    @property
-    def d_model(self) -> int:
-        """Width of a state."""
-        return self.layout.d_model
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Length in tokens of every prompt."""
-        lengths = {i: group.length for group in self.layout.groups for i in group.prompts}
-        return tuple(lengths[i] for i in range(len(self)))
 
     def at(self, prompt: int, layer: Layer) -> Float[Tensor, "position d_model"]:
         """States of one prompt at one layer: every position, or the last alone where only it was kept."""
@@ -198,13 +174,8 @@ class States:
         return save_bundle(self, Path(path), withhold_ids=withhold_ids)
 
     @classmethod
-    def from_tensor(
-        cls,
-        tensor: Tensor,  # any shape and type: what holds no states is refused in words
-        layer: Layer,
-        model: LanguageModel | None = None,
-    ) -> States:
-        """Wrap a tensor somebody already has: positions x d, or prompts x positions x d."""
+    def from_tensor(cls, tensor: Tensor, layer: Layer, model: LanguageModel | None = None) -> States:
+        """Wrap a tensor somebody already has: positions x d, or prompts x positions x d; refuse any other."""
         if tensor.ndim not in (2, 3) or tensor.dtype not in DTYPES.values() or tensor.numel() == 0:
             raise StatesError(
                 f"A tensor of shape {tuple(tensor.shape)} and type {tensor.dtype} holds no states.",
@@ -212,14 +183,9 @@ class States:
             )
         batch = tensor if tensor.ndim == 3 else tensor[None]
         layout = Layout(group_by_length([batch.shape[1]] * batch.shape[0]), (layer,), "all", batch.shape[2])
-        states = cls(
-            layout,
-            MemoryStore({tensor_name(layer, 0): batch.contiguous()}),
-            token_ids=None,
-            model=model.identity.to_dict() if model else None,
-            noise_floor={},
-            dtype=tensor.dtype,
-        )
+        store = MemoryStore({tensor_name(layer, 0): batch.contiguous()})
+        made_by = model.identity.to_dict() if model else None
+        states = cls(layout, store, token_ids=None, model=made_by, noise_floor={}, dtype=tensor.dtype)
         if model is not None:
             states.require_width(model)
         for prompt in range(len(states)):

@@ -128,9 +128,8 @@ def training_text(model: LanguageModel, source: str) -> Int[Tensor, " token"]:
 
 def held_out(model: LanguageModel, layer: Layer, lens: Lens, count: int = 24) -> dict[str, dict[str, float]]:
     """Ranks on prompts the training never saw: prose and code of the test split, and random tokens."""
-    sources = {"prose": "default:prose", "code": "default:code", "random": "random"}
-    if model.tokenizer is None:
-        sources = {"random": "random"}
+    text = {} if model.tokenizer is None else {"prose": "default:prose", "code": "default:code"}
+    sources = {**text, "random": "random"}
     options = PromptOptions(count=count, length=min(64, model.max_length or 64), seed=5)
     shares: dict[str, dict[str, float]] = {}
     for name, source in sources.items():

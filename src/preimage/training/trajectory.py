@@ -50,16 +50,18 @@ def train_trajectory(
     is written to ``out``/model, from where ``preimage.load`` opens it.
     """
     chosen = replace(options or TrajectoryOptions(), **changes)
-    geometry, target = GeometryOptions(bits=chosen.bits, subsets=0), parse_device(device)
+    geometry, on = GeometryOptions(bits=chosen.bits, subsets=0), parse_device(device)
     text = prepare_text(texts, chosen)
-    run = Run(_plan(chosen, text), out)
+    plan = {
+        "command": "trajectory",
+        "options": chosen.to_dict(),
+        "text": text.fingerprint,
+        "probes": text.probes.fingerprint,
+    }
+    run = Run(plan, out)
+    longest = max(chosen.window, chosen.length)
     model = new_model(
-        chosen.family,
-        chosen.size,
-        tokenizer=text.tokenizer,
-        max_length=max(chosen.window, chosen.length),
-        seed=chosen.seed,
-        device=target,
+        chosen.family, chosen.size, tokenizer=text.tokenizer, max_length=longest, seed=chosen.seed, device=on
     )
     steps = checkpoint_steps(chosen.steps, chosen.checkpoints)
     checkpoints = [decode(Checkpoint, run.items[str(step)]) for step in run.done(steps)]
@@ -72,7 +74,7 @@ def train_trajectory(
         for step in left:
             training.advance(step, progress)
             before = checkpoints[-1].step if checkpoints else 0
-            checkpoints.append(_checkpoint(training, text, geometry, before, target))
+            checkpoints.append(_checkpoint(training, text, geometry, before, on))
             run.keep(step, checkpoints[-1])
     trajectory = Trajectory(
         options=chosen.to_dict(),
@@ -125,7 +127,6 @@ def _checkpoint(
     model = double_copy(training.model)
     states = capture(model, text.probes, positions="last", batch_tokens=_BATCH_TOKENS)
     assert states.model is not None
-    assert states.noise_floor is not None
     return Checkpoint(
         step=training.step,
         training_loss=sum(recent) / len(recent) if recent else None,
@@ -142,15 +143,6 @@ def _finish(folder: Path, model: LanguageModel, text: TrainingText) -> None:
         save_model(model, folder / _MODEL)
     lines = [json.dumps({"token_ids": ids}) for ids in text.probes]
     write_text(folder / "probes.jsonl", "\n".join(lines) + "\n")
-
-
-def _plan(options: TrajectoryOptions, text: TrainingText) -> dict[str, Any]:
-    return {
-        "command": "trajectory",
-        "options": options.to_dict(),
-        "text": text.fingerprint,
-        "probes": text.probes.fingerprint,
-    }
 
 
 def _about(model: LanguageModel, options: TrajectoryOptions) -> dict[str, Any]:

@@ -20,8 +20,7 @@ class UncachedPrefix:
     max_candidates = 1
 
     def __init__(self, model: LanguageModel, layer: Layer) -> None:
-        self._model = model
-        self._layer = layer
+        self._model, self._layer = model, layer
         self._ids = torch.empty(0, dtype=torch.long)
 
     def extend(self, ids: Int[Tensor, " position"]) -> Float[Tensor, "position d_model"]:

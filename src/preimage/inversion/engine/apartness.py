@@ -8,8 +8,7 @@ is tried at that position.
 from __future__ import annotations
 
 import logging
-import math
-import weakref
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Int
@@ -18,7 +17,7 @@ from torch import Tensor
 from preimage.inversion.engine.budget import BudgetSpentError
 from preimage.inversion.engine.jobs import Job
 from preimage.inversion.engine.lookalikes import lookalikes_of
-from preimage.inversion.engine.verifier import Verifier
+from preimage.inversion.engine.verifier import Verifier, distances_of
 from preimage.inversion.proposers.scores import Scores
 from preimage.layers import Layer
 from preimage.models import LanguageModel, states_of_branches
@@ -28,17 +27,14 @@ log = logging.getLogger(__name__)
 _BRANCHES = 512  # tokens tried beside one prompt in one pass
 _FAITHFUL = 16.0  # a branch may be so many times out of reach of the same token tried plainly
 _STEP = 64  # lengths up to a multiple of this are checked together
-_taken: weakref.WeakKeyDictionary[LanguageModel, dict[tuple[int, Layer, int], bool]]
-_taken = weakref.WeakKeyDictionary()
+_taken: WeakKeyDictionary[LanguageModel, dict[tuple[int, Layer, int], bool]] = WeakKeyDictionary()
 
 
 class Apartness:
     """Tries rivals at the positions of prompts, for one model and layer."""
 
     def __init__(self, model: LanguageModel, verifier: Verifier) -> None:
-        self._model = model
-        self._verifier = verifier
-        self._lookalikes = lookalikes_of(model)
+        self._model, self._verifier, self._lookalikes = model, verifier, lookalikes_of(model)
         self._now = model.edition, verifier.layer
 
     def takes_branches(self, length: int) -> bool:
@@ -95,7 +91,7 @@ class Apartness:
         places, tokens = torch.tensor(branches, dtype=torch.long).view(-1, 2).unbind(dim=1)
         return places, tokens
 
-    def unclear(self, job: Job, scores: Scores, count: int) -> list[int]:
+    def _unclear(self, job: Job, scores: Scores, count: int) -> list[int]:
         """Those of some verified positions at which another token may fit, or is not far from it."""
         places, tokens = self.branches(job, scores, count)
         if job.budget.tests_left < len(tokens):
@@ -113,20 +109,14 @@ class Apartness:
                 job.note_rivals(places[places == index], mine, away)
         return job.weigh_rivals(count)
 
-    def first_open(self, job: Job, unclear: list[int]) -> int | None:
+    def first_open(self, job: Job, scores: Scores, count: int) -> int | None:
         """Try the whole vocabulary at positions that are not clear; the first where another token may fit."""
-        for index in unclear:
+        for index in self._unclear(job, scores, count):
             token, prefix = int(job.ids[index]), job.prefix_at(index)
-            tested = torch.full((self._model.vocab_size,), math.inf, dtype=torch.float64)
-            for other, away in job.others[index].items():
-                tested[other] = away
+            tested = distances_of(job.others[index], self._model.vocab_size)
             tested[token] = job.distances[index]
             rest = torch.isinf(tested).nonzero().flatten()
-            for part in rest.split(prefix.max_candidates) if len(rest) else ():
-                job.budget.check()
-                part = part[: job.budget.tests_left]
-                tested[part] = self._verifier.distances(prefix, part, job.target[index])
-                job.budget.tests += len(part)
+            self._verifier.test(prefix, rest, job.target[index], tested, job.budget)
             if bool(torch.isinf(tested).any()):
                 job.budget.check()
             job.note_scan(index, tested)

@@ -11,9 +11,7 @@ vocabulary decides.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from enum import Enum, auto
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -22,13 +20,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from preimage.devices import by_device
 from preimage.inversion.engine.apartness import Apartness
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.jobs import Job, replaced
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.policies import Policy, RankedPolicy
 from preimage.inversion.engine.search import BACKOFF_RADII, Fit, Frame, Outcome, Search, VerifiedPrompt
-from preimage.inversion.engine.verifier import Target, Verifier
+from preimage.inversion.engine.verifier import Target, Verifier, distances_of
 from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.proposers.standard import Proposer
 from preimage.models import LanguageModel, Prefix, states_of_branches
@@ -43,15 +42,6 @@ _WHOLE_REPAIRS = 1  # with more repairs a prompt is run from its first mismatch 
 
 # From the prefix, the observed state and the proposer's policy to the policy of a repair.
 RepairPolicy: TypeAlias = Callable[[Prefix, Tensor, Policy], Policy]
-
-
-class Step(Enum):
-    """What a prompt needs next at its first mismatch, where prompts share passes."""
-
-    RUN_REST = auto()  # the rest of the proposal was not run yet behind what is verified
-    RUN_PLAINLY = auto()  # a token was put there that only plain passes over the whole prompt accept
-    TRY_CANDIDATES = auto()  # the next candidates, each in a row of its own
-    REPAIR = auto()  # a token that fits is known, or candidates are tried on a cached prefix
 
 
 class Attempt(NamedTuple):
@@ -73,11 +63,8 @@ class FastInverter:
         repair: RepairPolicy = lambda prefix, observed, ranked: ranked,
         together: bool | None = None,
     ) -> None:
-        self._model = model
-        self._verifier = verifier
-        self._proposer = proposer
-        self._repair_policy = repair
-        self._lookalikes = lookalikes_of(model)
+        self._model, self._verifier, self._proposer = model, verifier, proposer
+        self._repair_policy, self._lookalikes = repair, lookalikes_of(model)
         self._apart = Apartness(model, verifier)
         self._together = model.device.type != "cpu" if together is None else together
 
@@ -94,23 +81,18 @@ class FastInverter:
             valid = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
             scores = self._proposer.score(padded, valid)
             target = self._verifier.target(padded)
-            jobs = self._jobs(padded, target, scores, lengths.tolist(), budgets)
+            ids, second = (tokens.cpu() for tokens in scores.best_two())
+            make_prefix = partial(self._model.prefix, self._verifier.layer)
+            jobs = [
+                Job(i, padded[i, :n], target[i, :n], ids[i, :n], second[i, :n], budget, make_prefix)
+                for i, (n, budget) in enumerate(zip(lengths.tolist(), budgets, strict=True))
+            ]
             if self._together:
                 self._run_together(jobs, target, scores)
             else:
                 for job in jobs:
                     self._run_alone(job, scores)
         return [job.outcome for job in jobs]  # type: ignore[misc]  # every job has ended
-
-    def _jobs(
-        self, padded: Tensor, target: Target, scores: Scores, lengths: list[int], budgets: Sequence[Budget]
-    ) -> list[Job]:
-        ids, second = (tokens.cpu() for tokens in scores.best_two())
-        make_prefix = partial(self._model.prefix, self._verifier.layer)
-        return [
-            Job(i, padded[i, :n], target[i, :n], ids[i, :n], second[i, :n], budget, make_prefix)
-            for i, (n, budget) in enumerate(zip(lengths, budgets, strict=True))
-        ]  # fmt: skip
 
     # One prompt, on the keys and values its passes leave behind.
 
@@ -203,31 +185,22 @@ class FastInverter:
 
     def _next_rows(self, job: Job, scores: Scores) -> list[Tensor]:
         """The rows to run next for a prompt at its first mismatch; none when it has ended."""
+        at = job.verified
+        fits = job.nearest(at) is not None  # a rival that was tried beside the pass
         try:
-            step = self._next_step(job)
-            if step is Step.RUN_REST:
+            if job.distances:  # the first pass is made in any case
+                job.budget.check(0 if fits else 1)
+            if not job.tested.get(at):  # the rest of the proposal was not run yet behind what is verified
                 return [job.affordable(len(job))]
-            if step is Step.RUN_PLAINLY:
+            if self._fits_plainly(job):
                 self._run_alone(job, scores)
                 return []
-            if step is Step.REPAIR:
+            if fits or job.stage == len(_LADDER):
                 return [job.ids] if self._repair(job, scores) else []
         except BudgetSpentError as spent:
             self._stop(job, spent)
             return []
         return self._candidate_rows(job, scores) or self._next_rows(job, scores)
-
-    def _next_step(self, job: Job) -> Step:
-        """What a prompt needs at its first mismatch; raises where its budget does not allow it."""
-        at = job.verified
-        fits = job.nearest(at) is not None  # a rival that was tried beside the pass
-        if job.distances:  # the first pass is made in any case
-            job.budget.check(0 if fits else 1)
-        if not job.tested.get(at):
-            return Step.RUN_REST
-        if self._fits_plainly(job):
-            return Step.RUN_PLAINLY
-        return Step.REPAIR if fits or job.stage == len(_LADDER) else Step.TRY_CANDIDATES
 
     def _candidate_rows(self, job: Job, scores: Scores) -> list[Tensor]:
         """The next candidates at the first mismatch, each in a row of its own, as many as the ladder says."""
@@ -291,19 +264,16 @@ class FastInverter:
         """Try tokens on the cached prefix until one fits; the nearest of its batch, None when none does."""
         prefix = job.prefix_at(at)
         known = job.tested.setdefault(at, {})
-        tested = torch.full((self._model.vocab_size,), math.inf, dtype=torch.float64)
-        tested[list(known)] = torch.tensor(list(known.values()), dtype=torch.float64)
-        first = _FIRST_BATCH.get(self._model.device.type, _FIRST_BATCH["cpu"])
+        tested = distances_of(known, self._model.vocab_size)
+        first = by_device(_FIRST_BATCH, self._model.device)
         ranked = RankedPolicy(scores.order(job.index, at), first, prefix.max_candidates)
         policy = self._repair_policy(prefix, job.observed[at], ranked)
         nearest: int | None = None
         while nearest is None and len(ids := policy.propose(torch.isinf(tested))):
             job.budget.check()
             ids = ids[: job.budget.tests_left]
-            distances = self._verifier.distances(prefix, ids, job.target[at])
-            tested[ids] = distances
-            job.budget.tests += len(ids)
-            known.update(zip(ids.tolist(), distances.tolist(), strict=True))
+            self._verifier.test(prefix, ids, job.target[at], tested, job.budget)
+            known.update(zip(ids.tolist(), tested[ids].tolist(), strict=True))
             nearest = job.nearest(at)
         return nearest
 
@@ -331,24 +301,16 @@ class FastInverter:
     def _conclude(self, job: Job, scores: Scores) -> None:
         """Every position is verified: it is the prompt where at every position all other tokens are far."""
         try:
-            self._end(job, scores, self._apart.unclear(job, scores, len(job)))
-        except BudgetSpentError as spent:
-            self._stop(job, spent)
-
-    def _end(self, job: Job, scores: Scores, unclear: list[int]) -> None:
-        try:
-            open_ = self._apart.first_open(job, unclear)
+            open_ = self._apart.first_open(job, scores, len(job))
         except BudgetSpentError as spent:
             self._stop(job, spent)
             return
         if open_ is not None:
             self._search(job, scores, open_)
-        elif not self._lookalikes.unmistakable(job.ids.tolist()):
-            fits = self._fits(job, len(job))
-            job.outcome = Outcome((fits,), fits, None, "")
-        else:
-            alone = VerifiedPrompt(job.positions(len(job)))
-            job.outcome = Outcome((alone,), alone, None, "")
+            return
+        alone = self._lookalikes.unmistakable(job.ids.tolist())
+        prompt = VerifiedPrompt(job.positions(len(job))) if alone else self._fits(job, len(job))
+        job.outcome = Outcome((prompt,), prompt, None, "")
 
     def _stop(self, job: Job, spent: BudgetSpentError) -> None:
         at = min(job.verified, len(job.distances))
@@ -361,7 +323,7 @@ class FastInverter:
         try:
             job.budget.check(0)
             if start and not job.runners_up:
-                earlier = self._apart.first_open(job, self._apart.unclear(job, scores, start))
+                earlier = self._apart.first_open(job, scores, start)
                 start = start if earlier is None else earlier
         except BudgetSpentError as spent:
             self._stop(job, spent)

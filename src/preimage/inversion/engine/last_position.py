@@ -7,9 +7,7 @@ prompt of that token made it as well, because identical value rows average to th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from itertools import chain, takewhile
 
 import torch
 from jaxtyping import Float
@@ -17,8 +15,8 @@ from torch import Tensor
 
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.lookalikes import lookalikes_of
-from preimage.inversion.engine.search import MAX_PROMPTS, Fit, Outcome, ranked_positions
-from preimage.inversion.engine.verifier import FAR, Target, Verifier
+from preimage.inversion.engine.search import MAX_PROMPTS, Fit, Outcome, nearest_and_fits
+from preimage.inversion.engine.verifier import FAR, Target, Verifier, distances_of
 from preimage.inversion.result import Position
 from preimage.models import LanguageModel
 
@@ -37,8 +35,7 @@ def invert_last(
     target = verifier.target(observed)
     tested, stopped = _scan(model, target, verifier, budget)
     reach = target.reaches[0]
-    ranked = ranked_positions(0, tested, target)
-    nearest = next(ranked)
+    nearest, fits = nearest_and_fits(0, tested, target, lookalikes_of(model))
     if not nearest.distance <= reach:
         reason = stopped or (
             "Only the last position was kept, and no prompt of one token fits: the nearest, "
@@ -47,12 +44,9 @@ def invert_last(
         )
         return Outcome((), (), nearest, reason, undecided=bool(stopped))
     hypotheses: list[tuple[Fit, ...]] = []
-    seen: set[int] = set()
-    for position in takewhile(lambda one: one.distance <= reach, chain([nearest], ranked)):
-        if position.token_id in seen or len(hypotheses) >= MAX_PROMPTS:
-            continue
-        twins = lookalikes_of(model).twins(position.token_id)
-        seen |= {position.token_id, *twins}
+    for position, twins in fits:
+        if len(hypotheses) >= MAX_PROMPTS:
+            break
         for length in _constant_lengths(model, position, verifier, target):
             hypotheses.append(tuple(Fit(position._replace(index=i), twins) for i in range(length)))
     others = tested[tested > reach]
@@ -71,18 +65,13 @@ def _scan(
 ) -> tuple[Float[Tensor, " vocabulary"], str]:
     """The distance of every token, as far as the budget goes, and why it went no further."""
     prefix = model.prefix(verifier.layer)
-    tested = torch.full((model.vocab_size,), math.inf, dtype=torch.float64)
+    tested, reason = distances_of({}, model.vocab_size), "the budget is spent"
     try:
-        for part in torch.arange(model.vocab_size).split(prefix.max_candidates):
-            budget.check()
-            part = part[: budget.tests_left]
-            tested[part] = verifier.distances(prefix, part, target[0])
-            budget.tests += len(part)
+        verifier.test(prefix, torch.arange(model.vocab_size), target[0], tested, budget)
     except BudgetSpentError as spent:
-        return tested, f"Stopped after {budget.tests} of {model.vocab_size} tokens: {spent}."
-    if bool(torch.isinf(tested).any()):
-        return tested, f"Stopped after {budget.tests} of {model.vocab_size} tokens: the budget is spent."
-    return tested, ""
+        reason = str(spent)
+    whole = not bool(torch.isinf(tested).any())
+    return tested, "" if whole else f"Stopped after {budget.tests} of {model.vocab_size} tokens: {reason}."
 
 
 def _constant_lengths(

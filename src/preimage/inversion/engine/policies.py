@@ -28,29 +28,14 @@ class Policy(Protocol):
         """The next tokens to test, all of them untested; empty when there are none left."""
 
 
-class RandomPolicy:
-    """Uniform order without replacement, in batches (Algorithm 2, BRUTEFORCE)."""
-
-    def __init__(self, vocab_size: int, batch: int, generator: torch.Generator) -> None:
-        self._order = torch.randperm(vocab_size, generator=generator)
-        self._batch = batch
-
-    def propose(self, untested: Bool[Tensor, " vocabulary"]) -> Int[Tensor, " candidate"]:
-        """The next untested tokens of the random order."""
-        self._order = self._order[untested[self._order]]
-        return self._order[: self._batch]
-
-
 class RankedPolicy:
-    """A proposer's order at one position, in growing batches."""
+    """A given order at one position, in growing batches: a proposer's, or a random one (Algorithm 2)."""
 
     def __init__(self, order: Int[Tensor, " vocabulary"], first: int, largest: int) -> None:
-        self._order = order.cpu()
-        self._size = first
-        self._largest = largest
+        self._order, self._size, self._largest = order.cpu(), first, largest
 
     def propose(self, untested: Bool[Tensor, " vocabulary"]) -> Int[Tensor, " candidate"]:
-        """The most likely untested tokens."""
+        """The next untested tokens of the order."""
         self._order = self._order[untested[self._order]]
         batch = self._order[: min(self._size, self._largest)]
         self._size *= _GROWTH
@@ -90,10 +75,8 @@ class GradientPolicy:
         options: InvertOptions,
         generator: torch.Generator,
     ) -> None:
-        self._prefix = prefix
+        self._prefix, self._observe, self._options = prefix, observe, options
         self._observed = observed.to(model.device)
-        self._observe = observe
-        self._options = options
         self._table = model.embedding_table
         self._squares = (self._table * self._table).sum(dim=1)
         start = int(torch.randint(model.vocab_size, (1,), generator=generator))

@@ -8,7 +8,6 @@ with the radius; everywhere else the whole vocabulary is tried.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, combinations, islice, product, takewhile
@@ -21,7 +20,7 @@ from torch import Tensor
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.lookalikes import Lookalikes
 from preimage.inversion.engine.policies import Policy
-from preimage.inversion.engine.verifier import FAR, CandidatePrefix, Target, Verifier
+from preimage.inversion.engine.verifier import FAR, CandidatePrefix, Target, Verifier, distances_of
 from preimage.inversion.result import Position, VerifiedPositions
 
 MAX_PROMPTS = 64  # fitting prompts listed
@@ -101,12 +100,8 @@ class Search:
         *,
         exhaustive: bool = False,
     ) -> None:
-        self._target = target
-        self._prefix = prefix
-        self._verifier = verifier
-        self._policy = policy
-        self._lookalikes = lookalikes
-        self._budget = budget
+        self._target, self._prefix, self._verifier = target, prefix, verifier
+        self._policy, self._lookalikes, self._budget = policy, lookalikes, budget
         self._refused = dict(refused or {})  # position -> token -> distance, of tests made elsewhere
         self._exhaustive = exhaustive
         self.frames: list[Frame] = []
@@ -146,7 +141,7 @@ class Search:
             undecided = True
             self._reason = f"Stopped at position {len(self.frames)}: {spent}."
             if not self._fitting:
-                self._remember_partial()
+                self._partial = tuple(frame.chosen for frame in self.frames)
         prompts = tuple(self._fitting.values())
         partial = prompts[0] if prompts else self._partial
         return Outcome(prompts, partial, self._failure, self._reason, undecided)
@@ -160,11 +155,8 @@ class Search:
         misfits = self._check([frame.chosen for frame in self.frames])
         if misfits:
             worst = max(misfits, key=misfits.__getitem__)
-            chosen = self.frames[worst].chosen.position
-            self._fail(
-                chosen._replace(distance=misfits[worst], accepted=False),
-                "The recovered prompt as a whole does not reproduce the state",
-            )
+            position = self.frames[worst].chosen.position._replace(distance=misfits[worst], accepted=False)
+            self._fail(position, "The recovered prompt as a whole does not reproduce the state")
         elif not self._exchanged:
             self._exchange(self.frames)
 
@@ -181,18 +173,17 @@ class Search:
         radii = self._target.radii
         misfits = {i: distance for i, distance in enumerate(distances) if not distance <= radii[i]}
         if not misfits:
-            self._fitting.setdefault(
-                tuple(fit.name for fit in fits),
-                tuple(
-                    Fit(fit.position._replace(distance=distance, accepted=True), fit.twins)
-                    for fit, distance in zip(fits, distances, strict=True)
-                ),
+            checked = tuple(
+                Fit(fit.position._replace(distance=distance, accepted=True), fit.twins)
+                for fit, distance in zip(fits, distances, strict=True)
             )
+            self._fitting.setdefault(tuple(fit.name for fit in fits), checked)
         return misfits
 
     def _step(self, index: int) -> bool:
         """Find what may fit at a position and step onto the nearest; False at a dead end."""
-        fits, nearest = self._solve(index)
+        nearest, reached = nearest_and_fits(index, self._test_position(index), self._target, self._lookalikes)
+        fits = list(reached)
         if not fits and _stands_out(nearest):
             fits = [Fit(nearest, self._lookalikes.twins(nearest.token_id))]
         if not fits:
@@ -202,26 +193,14 @@ class Search:
         self.frames.append(Frame(fits[0], fits[1:]))
         return True
 
-    def _solve(self, index: int) -> tuple[list[Fit], Position]:
-        """What may fit at a position, nearest first, twins as one; and the nearest token, fitting or not."""
-        reach = self._target.reaches[index]
-        ranked = ranked_positions(index, self._test_position(index), self._target)
-        nearest = next(ranked)
-        fits: list[Fit] = []
-        for position in takewhile(lambda one: one.distance <= reach, chain([nearest], ranked)):
-            if not any(position.token_id in fit.twins for fit in fits):
-                fits.append(Fit(position, self._lookalikes.twins(position.token_id)))
-        return fits, nearest
-
     def _test_position(self, index: int) -> Float[Tensor, " vocabulary"]:
         """The distance of every token tested at a position, infinite where one was not.
 
         Proposals are tested until one may fit, then its rivals, then, where these are not far, all tokens.
         """
         target, reach = self._target[index], self._target.reaches[index]
-        tested = torch.full((self._lookalikes.vocab_size,), math.inf, dtype=torch.float64)
-        for token, distance in self._refused.pop(index, {}).items():  # behind the first prefix alone
-            tested[token] = distance
+        refused = self._refused.pop(index, {})  # behind the first prefix alone
+        tested = distances_of(refused, self._lookalikes.vocab_size)
         if self._likely:
             first = torch.tensor(self._likely[index : index + 1])
             self._test(first[torch.isinf(tested[first])], target, tested)
@@ -240,9 +219,7 @@ class Search:
             more = max(_MORE * len(tested), _MORE_AT_LEAST)
             if self._fitting and self._budget.tests - self._tests_before > more:
                 raise BudgetSpentError(f"after {more} more tests it is open whether other prompts fit")
-            part = part[: self._budget.tests_left]
-            tested[part] = self._verifier.distances(self._prefix, part, target)
-            self._budget.tests += len(part)
+            self._verifier.test(self._prefix, part, target, tested, self._budget)
 
     def _test_rivals(self, target: Target, tested: Float[Tensor, " vocabulary"]) -> None:
         """Test the tokens most like the nearest one, and again if that shows a nearer one."""
@@ -260,10 +237,7 @@ class Search:
                 f"{position.distance:.4g} away and {position.radius:.4g} is allowed. The model, layer or "
                 "BOS is another one, or the state was changed."
             )
-            self._remember_partial()
-
-    def _remember_partial(self) -> None:
-        self._partial = tuple(frame.chosen for frame in self.frames)
+            self._partial = tuple(frame.chosen for frame in self.frames)
 
     def _back_up(self) -> bool:
         """Go back to the latest position with an alternative and take it; False if there is none."""
@@ -278,7 +252,27 @@ class Search:
         return False
 
 
-def ranked_positions(index: int, tested: Float[Tensor, " vocabulary"], target: Target) -> Iterator[Position]:
+def nearest_and_fits(
+    index: int, tested: Float[Tensor, " vocabulary"], target: Target, lookalikes: Lookalikes
+) -> tuple[Position, Iterator[Fit]]:
+    """The nearest token at a position, fitting or not; what may fit there, nearest first, twins as one."""
+    ranked = _ranked_positions(index, tested, target)
+    nearest = next(ranked)
+
+    def fits() -> Iterator[Fit]:
+        seen: set[int] = set()
+        for position in takewhile(
+            lambda one: one.distance <= target.reaches[index], chain([nearest], ranked)
+        ):
+            if position.token_id not in seen:
+                twins = lookalikes.twins(position.token_id)
+                seen.update(twins)
+                yield Fit(position, twins)
+
+    return nearest, fits()
+
+
+def _ranked_positions(index: int, tested: Float[Tensor, " vocabulary"], target: Target) -> Iterator[Position]:
     """Every token tested at a position, nearest first.
 
     The runner-up of the nearest token is the second nearest, that of every other token the nearest.
@@ -287,16 +281,9 @@ def ranked_positions(index: int, tested: Float[Tensor, " vocabulary"], target: T
     for rank in range(len(order)):
         token = int(order[rank])
         other = None if tests < 2 else int(order[1] if rank == 0 else order[0])
-        yield Position(
-            index=index,
-            token_id=token,
-            distance=float(tested[token]),
-            radius=radius,
-            accepted=bool(tested[token] <= radius),
-            runner_up_id=other,
-            runner_up_distance=None if other is None else float(tested[other]),
-            tests=tests,
-        )
+        away = None if other is None else float(tested[other])
+        accepted = bool(tested[token] <= radius)
+        yield Position(index, token, float(tested[token]), radius, accepted, other, away, tests)
 
 
 def _all_far(tested: Float[Tensor, " vocabulary"], reach: float) -> bool:

@@ -7,10 +7,11 @@ by coordinate: a candidate is compared with the nearest point of that cell. Outl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -18,8 +19,10 @@ from torch import Tensor
 
 from preimage.distances import norms
 from preimage.errors import OptionError
+from preimage.inversion.baselines.published import UncachedPrefix
+from preimage.inversion.engine.budget import Budget
 from preimage.layers import Layer
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, Prefix
 from preimage.states import (
     Noise,
     Observation,
@@ -39,27 +42,8 @@ FAR = 32.0
 _SLACK = 0.25  # of the radius, where that is calibrated
 
 
-@runtime_checkable
-class CandidatePrefix(Protocol):
-    """A prefix on which candidates are tried: cached, or recomputed as published."""
-
-    def try_tokens(self, ids: Int[Tensor, " candidate"]) -> Float[Tensor, "candidate d_model"]:
-        """F(v; prefix, t) for each candidate v."""
-
-    def try_embeddings(
-        self, embeddings: Float[Tensor, "candidate d_embedding"]
-    ) -> Float[Tensor, "candidate d_model"]:
-        """The same for continuous embeddings; gradients flow."""
-
-    def extend(self, ids: Int[Tensor, " position"]) -> Float[Tensor, "position d_model"]:
-        """Append tokens."""
-
-    def crop(self, length: int) -> None:
-        """Forget everything from a position on."""
-
-    @property
-    def max_candidates(self) -> int:
-        """Candidates that fit in one batch."""
+# A prefix on which candidates are tried: cached, or recomputed as published.
+CandidatePrefix: TypeAlias = Prefix | UncachedPrefix
 
 
 @dataclass(frozen=True)
@@ -87,14 +71,12 @@ class Target:
     @cached_property
     def radii(self) -> list[float]:
         """The radius at each position."""
-        radii: list[float] = self.radius.tolist()
-        return radii
+        return self.radius.tolist()
 
     @cached_property
     def reaches(self) -> list[float]:
         """The reach at each position."""
-        reaches: list[float] = self.reach.tolist()
-        return reaches
+        return self.reach.tolist()
 
     def away(self, seen: Float[Tensor, "*other d"]) -> Float[Tensor, "*result"]:
         """How far states are from what was observed, float64."""
@@ -122,11 +104,9 @@ class Verifier:
         tolerance: float | None = None,
         observe: Observation = residual_stream,
     ) -> None:
-        self._model = model
+        self._model, self._tolerance = model, tolerance
         self.layer: Layer = layer
-        self.observe = observe
-        self.noise = noise
-        self._tolerance = tolerance
+        self.noise, self.observe = noise, observe
 
     def require_above_noise(self, stored: torch.dtype) -> None:
         """Refuse a tolerance that states of this type cannot meet."""
@@ -162,8 +142,29 @@ class Verifier:
         """How far F(v; prefix, t) of every candidate v is from the target, on the CPU."""
         return target.away(self.observe(prefix.try_tokens(ids))).cpu()
 
+    def test(
+        self,
+        prefix: CandidatePrefix,
+        ids: Int[Tensor, " candidate"],
+        target: Target,
+        tested: Tensor,
+        budget: Budget,
+    ) -> None:
+        """Put the distances of candidates into ``tested``, in batches, as far as the budget goes."""
+        for part in ids.split(prefix.max_candidates) if len(ids) else ():
+            budget.check()
+            part = part[: budget.tests_left]
+            tested[part] = self.distances(prefix, part, target)
+            budget.tests += len(part)
+
     def whole_sequence(self, ids: Sequence[int], target: Target) -> list[float]:
         """Distance at every position after one plain pass over a whole prompt: the final word."""
         states = self._model.states(torch.tensor([list(ids)]), (self.layer,))[self.layer][0]
-        distances: list[float] = target.away(self.observe(states)).tolist()
-        return distances
+        return target.away(self.observe(states)).tolist()
+
+
+def distances_of(known: Mapping[int, float], vocab_size: int) -> Float[Tensor, " vocabulary"]:
+    """Known distances by token; infinite where a token was not tested."""
+    tested = torch.full((vocab_size,), math.inf, dtype=torch.float64)
+    tested[list(known)] = torch.tensor(list(known.values()), dtype=torch.float64)
+    return tested

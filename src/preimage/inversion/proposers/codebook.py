@@ -18,8 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from preimage.devices import by_device
 from preimage.errors import RunFolderError
-from preimage.inversion.proposers.lens import Standardise, window
+from preimage.inversion.proposers.lens import Observed, Standardise, Valid, window
 from preimage.inversion.proposers.scores import Keys, Part
 from preimage.layers import Layer
 from preimage.models import LanguageModel, cache_folder
@@ -58,17 +59,15 @@ class Codebook(nn.Module):
         windows = sample(model, max(8, tokens // _LENGTH))
         generator = torch.Generator().manual_seed(1)
         pairs = torch.randint(model.vocab_size, (max(16, tokens // 4), 2), generator=generator)
-        prompts = {"windows": windows, "pairs": pairs}
-        sample_of = {k: (ids.to(model.device), _states(model, layer, ids)) for k, ids in prompts.items()}
-        self.standardise.fit(sample_of["windows"][1], sample_of["pairs"][1])
-        rows: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {0: [], 1: []}
-        for tokens_in, states in sample_of.values():
+        samples = [(ids.to(model.device), _states(model, layer, ids)) for ids in (windows, pairs)]
+        self.standardise.fit(samples[0][1], samples[1][1])
+        rows: tuple[list[tuple[Tensor, ...]], ...] = [], []
+        for ids, states in samples:
             x, sinks = self.standardise(states), self.standardise.sinks(states)
             around = window(x, 1)
-            for kind in (0, 1):
-                mine = sinks if kind == 0 else ~sinks
-                rows[kind].append((tokens_in[mine], x[mine], around[mine]))
-        for kind, parts in rows.items():
+            for parts, mine in zip(rows, (sinks, ~sinks), strict=True):
+                parts.append((ids[mine], x[mine], around[mine]))
+        for kind, parts in enumerate(rows):
             of, x, around = (torch.cat(column) for column in zip(*parts, strict=True))
             self._solve(kind, features[of], x, around)
 
@@ -92,9 +91,7 @@ class Codebook(nn.Module):
         sinks, others = (Keys(book, -0.5 * book.square().sum(dim=1)) for book in books)
         return sinks, others
 
-    def part(
-        self, states: Float[Tensor, "prompt position d_model"], valid: Tensor, books: tuple[Keys, Keys]
-    ) -> Part:
+    def part(self, states: Observed, valid: Valid, books: tuple[Keys, Keys]) -> Part:
         """Queries of observed states."""
         seen = window(self.standardise(states) * valid[..., None], 1).flatten(0, 1)
         kind = (~self.standardise.sinks(states)).long().flatten()
@@ -142,7 +139,7 @@ def sample(model: LanguageModel, rows: int, seed: int = 0) -> Int[Tensor, "promp
 
 
 def _states(model: LanguageModel, layer: Layer, ids: Int[Tensor, "prompt position"]) -> Tensor:
-    size = max(1, _BATCH.get(model.device.type, _BATCH["cpu"]) // ids.shape[1])
+    size = max(1, by_device(_BATCH, model.device) // ids.shape[1])
     return torch.cat([model.states(part, (layer,))[layer].float() for part in ids.split(size)])
 
 

@@ -9,13 +9,16 @@ fixed context), so that nothing the size of the vocabulary times the width has t
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from preimage.models import LanguageModel
+
+Observed: TypeAlias = Float[Tensor, "prompt position d_model"]
+Valid: TypeAlias = Bool[Tensor, "prompt position"]
 
 FEATURE_BLOCK = 2  # the block whose states, beside the embedding, describe a token
 _CONTEXT_TOKEN = 0
@@ -60,9 +63,7 @@ class Standardise(nn.Module):
         self.register_buffer("threshold", torch.ones(()))
 
     @torch.no_grad()
-    def fit(
-        self, windows: Float[Tensor, "prompt position d_model"], pairs: Float[Tensor, "pair two d_model"]
-    ) -> None:
+    def fit(self, windows: Observed, pairs: Float[Tensor, "pair two d_model"]) -> None:
         """Statistics of long prompts and of prompts of two tokens."""
         first, others = pairs[:, 0].double(), windows[:, 2:].flatten(0, 1).double()
         centre = others.median(dim=0).values
@@ -81,15 +82,13 @@ class Standardise(nn.Module):
             self.mean[row] = middle
             self.scale[row] = 1.5 * spread.clamp_min(1e-6 * spread.max()).clamp_min(1e-12)
 
-    def sinks(self, states: Float[Tensor, "prompt position d_model"]) -> Bool[Tensor, "prompt position"]:
+    def sinks(self, states: Observed) -> Bool[Tensor, "prompt position"]:
         """Which positions are attention sinks; the first always counts as one."""
         sinks = (states.to(self.axis.dtype) - self.mean[1]) @ self.axis > self.threshold
         sinks[:, :1] = True
         return sinks
 
-    def forward(
-        self, states: Float[Tensor, "prompt position d_model"]
-    ) -> Float[Tensor, "prompt position d_model"]:
+    def forward(self, states: Observed) -> Observed:
         """Coordinates of ordinary size at every position."""
         states = states.to(self.mean.dtype)
         kind = (~self.sinks(states)).long()
@@ -121,11 +120,7 @@ class Lens(nn.Module):
         self.project = nn.Linear(shape.d_features, shape.rank, bias=False)
         self.bias = nn.Parameter(torch.zeros(shape.vocab_size))
 
-    def queries(
-        self,
-        states: Float[Tensor, "prompt position d_model"],
-        valid: Bool[Tensor, "prompt position"] | None = None,
-    ) -> Float[Tensor, "prompt position rank"]:
+    def queries(self, states: Observed, valid: Valid | None = None) -> Float[Tensor, "prompt position rank"]:
         """One query a position; positions that are not valid are as good as not there."""
         own = self.enter(self.standardise(states))
         seen = window(own if valid is None else own * valid[..., None], self.shape.neighbours)
@@ -137,7 +132,7 @@ class Lens(nn.Module):
         return self.project(features)  # type: ignore[no-any-return]
 
     def forward(
-        self, states: Float[Tensor, "prompt position d_model"], keys: Float[Tensor, "vocabulary rank"]
+        self, states: Observed, keys: Float[Tensor, "vocabulary rank"]
     ) -> Float[Tensor, "prompt position vocabulary"]:
         """The score of every token at every position."""
         return self.queries(states) @ keys.T + self.bias
@@ -153,9 +148,6 @@ def token_features(model: LanguageModel) -> Float[Tensor, "vocabulary d_features
     behind = model.prefix(min(FEATURE_BLOCK, model.n_layers))
     behind.extend(torch.tensor([_CONTEXT_TOKEN]))
     chunks = torch.arange(model.vocab_size).split(_CHUNK)
-    halves = (
-        model.embedding_table.float(),
-        torch.cat([behind.try_tokens(chunk).float() for chunk in chunks]),
-    )
-    centred = (half - half.mean(dim=0) for half in halves)
+    states = torch.cat([behind.try_tokens(chunk).float() for chunk in chunks])
+    centred = (half - half.mean(dim=0) for half in (model.embedding_table.float(), states))
     return torch.cat([nn.functional.normalize(half, dim=1) for half in centred], dim=1)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from preimage.errors import ModelError
 from preimage.inversion.proposers.lens import Lens, LensShape
-from preimage.layers import Layer
+from preimage.layers import Layer, parse_layers
 from preimage.models import LanguageModel, cache_folder
 from preimage.storage import BEFORE, SCHEMA, write_tensors
 
@@ -77,15 +76,8 @@ def read_info(path: Path) -> LensInfo:
             about = json.loads(file.metadata()["about"])
         if about["schema"] not in (SCHEMA, BEFORE) or about["kind"] != "lens":
             raise ValueError(f"its schema is {about['schema']!r}")
-        return LensInfo(
-            path=path,
-            layer=about["layer"],
-            model=about["model"],
-            weight_hash=about["weight_hash"],
-            shape=LensShape(**about["shape"]),
-            training=about["training"],
-            ranks=about["ranks"],
-        )
+        told = {name: about[name] for name in ("layer", "model", "weight_hash", "training", "ranks")}
+        return LensInfo(path, shape=LensShape(**about["shape"]), **told)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise ModelError(
             f"{path} is not a lens: {error}.", "Train one with `preimage lens train`."
@@ -127,12 +119,7 @@ def find_lens(model: LanguageModel, layer: Layer) -> LensInfo | None:
 
     States can be carried up to another layer exactly, by the model's own blocks; never down.
     """
-    height = partial(_height, model)
+    heights = {at: height for height, at in enumerate(parse_layers("all", model.n_layers))}
     mine = [info for info in known_lenses() if info.weight_hash == model.identity.weight_hash]
-    return min(
-        (i for i in mine if height(i.layer) >= height(layer)), key=lambda i: height(i.layer), default=None
-    )
-
-
-def _height(model: LanguageModel, layer: Layer) -> int:
-    return model.n_layers + 1 if layer == "final" else layer
+    above = [info for info in mine if heights[info.layer] >= heights[layer]]
+    return min(above, key=lambda info: heights[info.layer], default=None)

@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from preimage.devices import by_device
+
 _SCORES = {"cpu": 2**22, "cuda": 2**30}  # scores held at once
 _BLOCK = 256  # tokens of which the best is looked for first
 _ENERGY = 0.97  # of the keys, in the directions of a first look
@@ -112,14 +114,12 @@ class Scores:
     def top(self, prompt: int, position: int, count: int) -> list[int]:
         """The ``count`` most likely tokens at one position, most likely first."""
         scores = self.at(self._row(prompt, position))[0]
-        chosen: list[int] = scores.topk(min(count, len(scores))).indices.tolist()
-        return chosen
+        return scores.topk(min(count, len(scores))).indices.tolist()
 
     def slices(self) -> Iterator[Int[Tensor, " some"]]:
         """All rows, in pieces whose scores fit in memory."""
         queries = self.parts[0].queries
-        kind = queries.device.type
-        size = _SCORES.get(kind, _SCORES["cpu"]) // len(self.parts[0].books[0].bias)
+        size = by_device(_SCORES, queries.device) // len(self.parts[0].books[0].bias)
         yield from torch.arange(len(queries), device=queries.device).split(max(64, size))
 
     def _row(self, prompt: int, position: int) -> Tensor:

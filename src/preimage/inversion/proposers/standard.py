@@ -8,23 +8,19 @@ form, the prior is the model's own expectation of the next token.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from preimage.errors import OptionError
 from preimage.inversion.proposers.codebook import fitted_codebook, sample
-from preimage.inversion.proposers.lens import Lens, token_features
+from preimage.inversion.proposers.lens import Lens, Observed, Valid, token_features
 from preimage.inversion.proposers.lens_files import find_lens, read_lens
 from preimage.inversion.proposers.scores import Keys, Part, Scores, TurnedKeys
 from preimage.layers import Layer
 from preimage.models import LanguageModel
-
-Observed: TypeAlias = Float[Tensor, "prompt position d_model"]
-Valid: TypeAlias = Bool[Tensor, "prompt position"]
 
 _WEIGHTS = (0.0, 0.5, 1.0, 2.0, 4.0)  # of the prior, to choose from
 _CALIBRATION = 32  # prompts to choose on, half of them text
@@ -91,14 +87,6 @@ class SumProposer:
         return Scores(tuple(parts), observed.shape[1])
 
 
-@dataclass(frozen=True)
-class Weighting:
-    """How much the prior counts, and from which mean log-probability of the first proposals on."""
-
-    weight: float
-    threshold: float
-
-
 class PriorProposer:
     """The model's own next-token prediction, alone or on top of another proposer.
 
@@ -107,41 +95,38 @@ class PriorProposer:
     random tokens do not suffer.
     """
 
-    def __init__(
-        self, model: LanguageModel, layer: Layer, base: Proposer | None, weighting: Weighting | None = None
-    ) -> None:
+    def __init__(self, model: LanguageModel, layer: Layer, base: Proposer | None) -> None:
         table = model.unembedding
         if table is None:
             raise OptionError(f"{model.name} has no LM head, so it has no prior.", "Leave the prior out.")
         self.name = "prior" if base is None else f"{base.name}+prior"
         self._model, self._layer, self._base = model, layer, base
         self._keys = Keys(table.float(), torch.zeros(len(table), device=table.device))
-        self._weighting = weighting or Weighting(1.0, -torch.inf)
-        if base is not None and weighting is None:
-            self._weighting = self._calibrate()
+        if base is not None:
+            self._weight, self._threshold = self._calibrate(base)
 
     def score(self, observed: Observed, valid: Valid) -> Scores:
         """Log-probabilities up to a constant a position; none at the first."""
         with torch.inference_mode():
-            base = None if self._base is None else self._base.score(observed, valid)
-            return self._combine(base, self._expect(observed), valid, self._weighting)
+            before = self._expect(observed)
+            if self._base is None:
+                return self._prior(before)
+            base = self._base.score(observed, valid)
+            likely = self._likelihood(base, before, valid) > self._threshold
+            queries = before * (self._weight * likely[:, None, None])
+            return Scores((*base.parts, *self._prior(queries).parts), base.length)
 
     def _expect(self, observed: Tensor) -> Tensor:
         """The state before each position, as the LM head sees it."""
         final = _lift(self._model, observed, self._layer, "final").float()
         return torch.nn.functional.pad(final, (0, 0, 1, 0))[:, :-1]
 
-    def _combine(self, base: Scores | None, before: Tensor, valid: Tensor, weighting: Weighting) -> Scores:
-        length = before.shape[1]
-        if base is None:
-            return Scores((Part(before.flatten(0, 1), (self._keys,)),), length)
-        likely = self._likelihood(base, before, valid) > weighting.threshold
-        queries = before * (weighting.weight * likely[:, None, None])
-        return Scores((*base.parts, Part(queries.flatten(0, 1), (self._keys,))), length)
+    def _prior(self, before: Tensor) -> Scores:
+        return Scores((Part(before.flatten(0, 1), (self._keys,)),), before.shape[1])
 
     def _likelihood(self, base: Scores, before: Tensor, valid: Tensor) -> Float[Tensor, " prompt"]:
         """The mean log-probability of the first proposals of each prompt, its first position left out."""
-        prior = Scores((Part(before.flatten(0, 1), (self._keys,)),), base.length)
+        prior = self._prior(before)
         ids = base.best().flatten()
         logs = [prior.at(rows).log_softmax(dim=1).gather(1, ids[rows, None])[:, 0] for rows in prior.slices()]
         counted = valid.clone()
@@ -149,27 +134,26 @@ class PriorProposer:
         total = (torch.cat(logs).view(valid.shape) * counted).sum(dim=1)
         return total / counted.sum(dim=1).clamp_min(1)
 
-    def _calibrate(self) -> Weighting:
-        """The threshold between text and random tokens, and the weight that misses least on text."""
-        assert self._base is not None
+    def _calibrate(self, proposer: Proposer) -> tuple[float, float]:
+        """The weight that misses least on text, and the threshold between text and random tokens."""
         windows = sample(self._model, _CALIBRATION, seed=1).to(self._model.device)
         text = len(windows) // 2
         valid = torch.ones_like(windows, dtype=torch.bool)
         with torch.inference_mode():
             states = self._model.states(windows, (self._layer,))[self._layer]
-            base, before = self._base.score(states, valid), self._expect(states)
+            base, before = proposer.score(states, valid), self._expect(states)
             likely = self._likelihood(base, before, valid)
             one, other = float(likely[:text].median()), float(likely[text:].median())
             if self._model.tokenizer is None or one - other < 1.0:
-                return Weighting(0.0, torch.inf)
-            prior = self._combine(None, before, valid, self._weighting)
+                return 0.0, torch.inf
+            prior = self._prior(before)
             misses = dict.fromkeys(_WEIGHTS, 0)
             for rows in torch.arange(text * base.length, device=windows.device).split(64):
                 apart, expected = base.at(rows), prior.at(rows)
                 for weight in _WEIGHTS:
                     wrong = (apart + weight * expected).argmax(dim=1) != windows.flatten()[rows]
                     misses[weight] += int(wrong[rows % base.length > 0].sum())
-        return Weighting(min(_WEIGHTS, key=lambda weight: misses[weight]), (one + other) / 2)
+        return min(_WEIGHTS, key=lambda weight: misses[weight]), (one + other) / 2
 
 
 def find_lens_proposer(model: LanguageModel, layer: Layer) -> LensProposer:
