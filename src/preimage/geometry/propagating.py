@@ -12,7 +12,7 @@ from torch import Tensor
 from preimage.devices import BATCH_TOKENS, by_device
 from preimage.geometry.grids import QuantiserGrid
 from preimage.geometry.quantiser import Quantiser
-from preimage.layers import Layer
+from preimage.layers import Layer, parse_layers
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.states.layout import Group, group_by_length
@@ -47,7 +47,7 @@ def propagate(
     groups = group_by_length([len(row) for row in ids])
     shapes = [(len(group.prompts), group.length, model.d_model) for group in groups]
     last = _last_rows(groups).to(model.device)
-    order: list[Layer] = [*range(model.n_layers + 1), "final"]
+    order = parse_layers("all", model.n_layers)
     deepest = max(order.index(layer) for layer in layers)
     stored: dict[Layer, Stored] = {}
     states = [_embed(model, torch.tensor([list(ids[i]) for i in group.prompts])) for group in groups]
