@@ -19,11 +19,6 @@ Rounds = Annotated[int, typer.Option(help="Rounds; medians are reported.")]
 app = typer.Typer(help="Measure speed, as ratios within one run.", no_args_is_help=True)
 
 
-@app.callback()
-def _group() -> None:
-    """Measure speed, as ratios within one run."""
-
-
 @app.command("capture")
 def capture(
     model: arg.Model = "smollm2",

@@ -25,12 +25,8 @@ _FEW, _SHORT = 8, 16  # prompts of a source without an end, and their tokens
 _REPORT = "report.json"
 _WORDS = {True: "yes", False: "NO", None: "undecided"}
 
+
 app = typer.Typer(help="Check on a model what the theory states.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Check on a model what the theory states. Exit code 1: some statement does not hold."""
 
 
 @app.command("analyticity", help=CHECKS["analyticity"].asks)

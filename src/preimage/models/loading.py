@@ -35,7 +35,8 @@ def load(
         config = getattr(model, "config", None)
         name = getattr(config, "name_or_path", "") or type(model).__name__
         return LanguageModel(model, tokenizer, name=str(name), revision=revision)
-    torch_dtype, target = parse_dtype(dtype), parse_device(device)
+    torch_dtype: torch.dtype = getattr(torch, check_dtype(str(dtype)).removeprefix("torch."))
+    target = parse_device(device)
     files = model if isinstance(model, ModelFiles) else locate(os.fspath(model), revision)
     if files.path.is_file():
         from preimage.models.gguf_files import read_gguf
@@ -47,12 +48,6 @@ def load(
     return LanguageModel(
         module, tokenizer or own_tokenizer, name=files.name, revision=files.revision, files=files
     )
-
-
-def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """A torch dtype from its name."""
-    parsed: torch.dtype = getattr(torch, check_dtype(str(dtype)).removeprefix("torch."))
-    return parsed
 
 
 def parse_device(device: str | torch.device) -> torch.device:

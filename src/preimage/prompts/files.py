@@ -31,7 +31,7 @@ def read_file(path: Path, *, whole: bool) -> Iterator[Entry]:
     suffix = path.suffix.lower()
     _check_is_file(path)
     if suffix == ".txt":
-        return _read_document(path) if whole else _read_text(path)
+        return _read_document(path) if whole else (Entry(name, line) for name, line in _lines(path))
     if suffix == ".jsonl":
         return _read_jsonl(path)
     if suffix == ".parquet":
@@ -80,10 +80,6 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
                     yield name, line
     except OSError as error:
         raise _unreadable(path, error) from None
-
-
-def _read_text(path: Path) -> Iterator[Entry]:
-    return (Entry(name, line) for name, line in _lines(path))
 
 
 def _read_document(path: Path) -> Iterator[Entry]:
