@@ -75,3 +75,8 @@ class MissingExtraError(PreimageError):
 
 class UnwritableError(RunFolderError):
     """A file cannot be written: the disk is full, read-only or gone."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, its type where that is empty: what another library raised."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -100,7 +100,7 @@ def test_what_people_read(folders: dict[str, str], capsys: pytest.CaptureFixture
     assert "Not shown:\n1. Passes over one token" in shown
     assert main(["theory", "--help"]) == 0
     help_text = capsys.readouterr().out
-    for command in ("analyticity", "dichotomy", "symmetry", "optimizer", "discriminant", "verify"):
+    for command in ("analyticity", "dichotomy", "symmetry", "optimiser", "discriminant", "verify"):
         assert command in help_text
 
 

@@ -341,8 +341,8 @@ def test_tiles_and_arithmetic_change_nothing(monkeypatch: pytest.MonkeyPatch) ->
     states = given_states(x, ids, 1)
     expected = measure_geometry(states)
     for changes in (
-        {"distances.screen._TILE": {"cpu": 256}, "geometry.ratios._TOGETHER": {"cpu": 33}},
-        {"distances.screen._TILE": {"cpu": 512}, "distances.screen._DECIDED": {"cpu": 100}},
+        {"distances.screen.TILE": {"cpu": 256}, "geometry.ratios._TOGETHER": {"cpu": 33}},
+        {"distances.screen.TILE": {"cpu": 512}, "distances.screen._DECIDED": {"cpu": 100}},
         {"geometry.ratios._CERTIFIED": 50, "distances.scan._CERTIFIED": {"cpu": 17}},
         {"distances.scan.LADDERS": {"cpu": (FLOAT64,)}},
     ):

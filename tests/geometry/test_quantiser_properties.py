@@ -11,8 +11,8 @@ from preimage.geometry.quantiser import GRANULARITIES, RANGES
 quantisers = st.builds(
     Quantiser,
     bits=st.integers(2, 16),
-    granularity=st.sampled_from(GRANULARITIES),
-    range=st.sampled_from(RANGES),
+    granularity=st.sampled_from(list(GRANULARITIES)),
+    range=st.sampled_from(list(RANGES)),
     percentile=st.sampled_from([50.0, 99.0, 100.0]),
 )
 

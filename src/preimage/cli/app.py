@@ -26,15 +26,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(demo.demo)
-app.command()(doctor.doctor)
-app.command()(models.models)
-app.command()(capture.capture)
-app.command()(invert.invert)
-app.command()(collisions.collisions)
-app.command()(collisions.continuations)
-app.command()(geometry.geometry)
-app.command()(trajectory.trajectory)
-app.add_typer(lens.app, name="lens")
-app.add_typer(theory.app, name="theory")
-app.add_typer(bench.app, name="bench")
+for command in (
+    demo.demo, doctor.doctor, models.models, capture.capture, invert.invert, collisions.collisions,
+    collisions.continuations, geometry.geometry, trajectory.trajectory,
+):  # fmt: skip
+    app.command()(command)
+for name, group in {"lens": lens.app, "theory": theory.app, "bench": bench.app}.items():
+    app.add_typer(group, name=name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,10 +11,11 @@ import typer
 from preimage.errors import OptionError
 
 if TYPE_CHECKING:
+    from preimage.models import LanguageModel
     from preimage.preparation import Preparation
     from preimage.prompts import PromptSet
 
-_MANY = 2000
+MANY = 2000  # prompts of a source without an end, where a command is about many
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Model = Annotated[str, typer.Option("--model", help="Alias, hub id, folder of safetensors, or GGUF file.")]
 Dtype = Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")]
@@ -30,6 +32,9 @@ Source = Annotated[
 Count = Annotated[int | None, typer.Option(help="Use so many prompts of --prompts.")]
 Length = Annotated[int | None, typer.Option(help="Cut --prompts into windows of so many tokens.")]
 Seed = Annotated[int, typer.Option(help="Seed of every random choice; stored in the result.")]
+Layers = Annotated[str, typer.Option(help="all, 15, 0-4, 1,8,final …")]
+Bits = Annotated[str, typer.Option(help="Quantise the states to so many bits, 8,4 …; or none.")]
+Out = Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")]
 Figures = Annotated[str, typer.Option(help="Form of the figures of --out: html, svg, pdf, or several.")]
 Proposers = Annotated[
     str | None, typer.Option(help="Of lens, codebook, prior, gradient; default: the best there is.")
@@ -37,18 +42,6 @@ Proposers = Annotated[
 Bos = Annotated[
     bool | None, typer.Option("--bos/--no-bos", help="Begin with BOS or not; default: the tokenizer's way.")
 ]
-
-
-def many_prompts(
-    texts: list[str] | None, source: str | None, count: int | None
-) -> tuple[str | None, int | None]:
-    """Source and count where a command is about many prompts: 2,000 of the default corpus unless told."""
-    if texts:
-        return source, count
-    source = source or "default"
-    if count is None and source.split(":")[0] in ("default", "random"):
-        count = _MANY
-    return source, count
 
 
 @dataclass(frozen=True)
@@ -62,6 +55,14 @@ class PromptChoice:
     seed: int = 0
     bos: bool | None = None
 
+    def unless_told(self, count: int, length: int | None = None) -> PromptChoice:
+        """The default corpus where nothing is named; so many prompts, so long, of what has no end."""
+        if self.texts or (self.source or "default").split(":")[0] not in ("default", "random"):
+            return self
+        count = count if self.count is None else self.count
+        length = length if self.length is None else self.length
+        return replace(self, source=self.source or "default", count=count, length=length)
+
     def of(self, prepared: Preparation, *, at_least: int = 1) -> PromptSet:
         """The prompts, gathered for a model; refused where they are fewer than asked for."""
         from preimage.prompts import PromptOptions
@@ -74,3 +75,42 @@ class PromptChoice:
             keep_duplicates=bool(self.texts),
         )  # fmt: skip
         return prepared.prompts(list(self.texts or ()) or str(self.source), options, at_least=at_least)
+
+
+def prepare(
+    model: str,
+    *choices: PromptChoice,
+    layers: str | None = None,
+    layer: str | None = None,
+    dtype: str = "float32",
+    device: str = "auto",
+    at_least: int = 1,
+) -> tuple[LanguageModel, list[PromptSet]]:
+    """A model and the prompts of every choice; what is wrong is refused before the weights are read."""
+    from preimage.layers import parse_layer
+    from preimage.preparation import Preparation
+
+    prepared = Preparation(model, dtype=dtype, device=device)
+    if layers is not None:
+        prepared.layers(layers)
+    if layer is not None:
+        parse_layer(layer, prepared.known.n_layers)
+    for choice in choices:
+        choice.of(prepared, at_least=at_least)
+    loaded = prepared.model
+    return loaded, [choice.of(prepared) for choice in choices]
+
+
+def whole_numbers(option: str, given: str, hint: str) -> list[int]:
+    """A list such as 8,16,32."""
+    try:
+        return [int(part) for part in given.split(",")]
+    except ValueError:
+        raise OptionError(f"{option} is {given!r}.", hint) from None
+
+
+def parse_bits(given: str) -> tuple[int | None, ...]:
+    """Full precision, and the numbers of bits in a list such as 8,4; or none of them."""
+    if given == "none":
+        return (None,)
+    return (None, *whole_numbers("--bits", given, "Give numbers such as 8,4, or none."))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from preimage.cli import arguments as arg
-from preimage.cli.terminal import print_lines, print_result, progress_bar
-
-if TYPE_CHECKING:
-    from preimage.models import LanguageModel
+from preimage.cli.terminal import print_either, progress_bar
 
 Layers = Annotated[str, typer.Option(help="Layers to invert from.")]
 Prose = Annotated[int, typer.Option(help="Prompts of prose.")]
@@ -20,11 +17,6 @@ Tokens = Annotated[int, typer.Option(help="Tokens a prompt.")]
 Rounds = Annotated[int, typer.Option(help="Rounds; medians are reported.")]
 
 app = typer.Typer(help="Measure speed, as ratios within one run.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Measure speed, as ratios within one run."""
 
 
 @app.command("capture")
@@ -41,19 +33,17 @@ def capture(
     """Capture of all layers against a plain transformers forward pass over the same prompts."""
     from preimage.bench import bench_capture
 
-    loaded = _load(model, dtype, device)
+    loaded, _ = arg.prepare(model, layers="all", dtype=dtype, device=device)
     with progress_bar() as progress:
         result = bench_capture(
             loaded, count=count, length=length, rounds=rounds, batch_tokens=batch_tokens, progress=progress
         )
-    if json:
-        print_result("bench capture", result)
-    else:
-        print_lines(
-            f"fraction of forward: {result['fraction_of_forward']:.3f}",
-            f"plain forward {result['forward_seconds']:.3f} s, capture {result['capture_seconds']:.3f} s, "
-            f"{result['tokens']} tokens at {result['layers']} layers",
-        )
+    print_either(
+        json, "bench capture", result,
+        f"fraction of forward: {result['fraction_of_forward']:.3f}",
+        f"plain forward {result['forward_seconds']:.3f} s, capture {result['capture_seconds']:.3f} s, "
+        f"{result['tokens']} tokens at {result['layers']} layers",
+    )  # fmt: skip
 
 
 @app.command("inversion")
@@ -76,26 +66,24 @@ def inversion(
     """Inversion against a plain forward pass and against SIPIT, on the same prompts in one run."""
     from preimage.bench import BenchPrompts, SipitRuns, bench_inversion
 
-    loaded = _load(model, dtype, device, layers)
+    loaded, _ = arg.prepare(model, layers=layers, dtype=dtype, device=device)
     with progress_bar() as progress:
         result = bench_inversion(
             loaded, layers, prompts=BenchPrompts(prose, code, random, length, seed), proposers=proposers,
             sipit=SipitRuns(sipit_prompts, sipit_length, sipit_seconds), progress=progress,
         )  # fmt: skip
-    if json:
-        print_result("bench inversion", result)
-        return
+    lines = []
     for layer, row in result["layers"].items():
-        print_lines(
-            f"layer {layer}: {row['exact']} of {row['prompts']} exact ({_counted(row['statuses'])}), "
-            f"median {row['ratio_to_forward']:.2f} forward passes (worst {row['worst_ratio']:.1f}), "
-            f"set-up {row['setup_seconds']:.1f} s"
+        lines.append(
+            f"{_exact(layer, row)}, median {row['ratio_to_forward']:.2f} forward passes "
+            f"(worst {row['worst_ratio']:.1f}), set-up {row['setup_seconds']:.1f} s"
         )
         if "speedup_over_sipit" in row:
-            print_lines(
+            lines.append(
                 f"  {_times(row['speedup_over_sipit'])} SIPIT at its published cost, "
                 f"{_times(row['speedup_over_cached_sipit'])} SIPIT on the prefix cache"
             )
+    print_either(json, "bench inversion", result, *lines)
 
 
 @app.command("throughput")
@@ -116,21 +104,18 @@ def throughput(
     """Inversion of many prompts at once against batched plain forward passes over them; for a GPU."""
     from preimage.bench import BenchPrompts, bench_throughput
 
-    loaded = _load(model, dtype, device, layers)
+    loaded, _ = arg.prepare(model, layers=layers, dtype=dtype, device=device)
     with progress_bar() as progress:
         result = bench_throughput(
             loaded, layers, prompts=BenchPrompts(prose, code, random, length, seed), rounds=rounds,
             proposers=proposers, progress=progress,
         )  # fmt: skip
-    if json:
-        print_result("bench throughput", result)
-        return
-    for layer, row in result["layers"].items():
-        print_lines(
-            f"layer {layer}: {row['exact']} of {row['prompts']} exact ({_counted(row['statuses'])}), "
-            f"{row['misses']} misses, {row['fraction_of_forward']:.3f} of the throughput of plain forward "
-            f"passes, set-up {row['setup_seconds']:.1f} s"
-        )
+    lines = [
+        f"{_exact(layer, row)}, {row['misses']} misses, {row['fraction_of_forward']:.3f} of the throughput "
+        f"of plain forward passes, set-up {row['setup_seconds']:.1f} s"
+        for layer, row in result["layers"].items()
+    ]
+    print_either(json, "bench throughput", result, *lines)
 
 
 @app.command("pairs")
@@ -151,14 +136,12 @@ def pairs(
         result = bench_pairs(
             n, d, sets=sets, norm=norm, rounds=rounds, device=device, seed=seed, progress=progress
         )
-    if json:
-        print_result("bench pairs", result)
-    else:
-        print_lines(
-            f"fraction of matmul: {result['fraction_of_matmul']:.3f}",
-            f"{result['pairs']} pairs in {result['seconds']:.2f} s, {result['pairs_per_second']:.3g}/s",
-            f"planted pairs found: {result['planted']['found']} of {result['planted']['sets']}",
-        )
+    print_either(
+        json, "bench pairs", result,
+        f"fraction of matmul: {result['fraction_of_matmul']:.3f}",
+        f"{result['pairs']} pairs in {result['seconds']:.2f} s, {result['pairs_per_second']:.3g}/s",
+        f"planted pairs found: {result['planted']['found']} of {result['planted']['sets']}",
+    )  # fmt: skip
 
 
 @app.command("geometry")
@@ -177,32 +160,20 @@ def geometry(
     """The exact co-Lipschitz constant of all pairs against the margin alone, on the same states."""
     from preimage.bench import bench_geometry
 
-    loaded = _load(model, dtype, device, layers)
+    loaded, _ = arg.prepare(model, layers=layers, dtype=dtype, device=device)
     with progress_bar() as progress:
         result = bench_geometry(
             loaded, layers, source=source, count=count, length=length, rounds=rounds, seed=seed,
             progress=progress,
         )  # fmt: skip
-    if json:
-        print_result("bench geometry", result)
-    else:
-        print_lines(
-            f"co-Lipschitz over margin: {result['colipschitz_over_margin']:.2f}, worst {result['worst']:.2f}"
-        )
+    ratios = f"{result['colipschitz_over_margin']:.2f}, worst {result['worst']:.2f}"
+    print_either(json, "bench geometry", result, f"co-Lipschitz over margin: {ratios}")
 
 
-def _counted(statuses: dict[str, int]) -> str:
-    return ", ".join(f"{number} {status}" for status, number in statuses.items())
+def _exact(layer: str, row: dict[str, Any]) -> str:
+    statuses = ", ".join(f"{number} {status}" for status, number in row["statuses"].items())
+    return f"layer {layer}: {row['exact']} of {row['prompts']} exact ({statuses})"
 
 
 def _times(speedup: float | None) -> str:
     return "not comparable (no token verified in time) with" if speedup is None else f"{speedup:.0f} times"
-
-
-def _load(model: str, dtype: str, device: str, layers: str = "all") -> LanguageModel:
-    """The model; wrong layers are refused before the weights are read."""
-    from preimage.preparation import Preparation
-
-    prepared = Preparation(model, dtype=dtype, device=device)
-    prepared.layers(layers)
-    return prepared.model

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from preimage.cli import arguments as arg
-from preimage.cli.terminal import print_lines, print_result, progress_bar
+from preimage.cli.terminal import print_either, progress_bar
 from preimage.errors import OptionError, StatesError
+
+if TYPE_CHECKING:
+    from preimage.states import States
 
 
 def capture(
@@ -21,7 +24,7 @@ def capture(
     length: arg.Length = None,
     seed: arg.Seed = 0,
     bos: arg.Bos = None,
-    layers: Annotated[str, typer.Option(help="all, 15, 0-4, 1,8,final …")] = "all",
+    layers: arg.Layers = "all",
     positions: Annotated[str, typer.Option(help="all, or last.")] = "all",
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens in one pass.")] = None,
     withhold_ids: Annotated[bool, typer.Option(help="Leave the token ids out of the bundle.")] = False,
@@ -41,16 +44,12 @@ def capture(
     if layer is not None or key is not None:
         raise OptionError("--layer and --key go with --from-tensor.", "Use --layers to choose layers.")
     import preimage
-    from preimage.preparation import Preparation
 
     choice = arg.PromptChoice(text, prompts, count, length, seed, bos)
-    prepared = Preparation(model, dtype=dtype, device=device)
-    prepared.layers(layers)
-    choice.of(prepared)
-    loaded = prepared.model
+    loaded, (given,) = arg.prepare(model, choice, layers=layers, dtype=dtype, device=device)
     with progress_bar() as progress:
         states = preimage.capture(
-            loaded, choice.of(prepared), layers, positions=positions, batch_tokens=batch_tokens, out=out,
+            loaded, given, layers, positions=positions, batch_tokens=batch_tokens, out=out,
             withhold_ids=withhold_ids, progress=progress,
         )  # fmt: skip
     _report(states, out, json)
@@ -81,18 +80,11 @@ def _from_tensor(path: Path, layer: str | None, key: str | None, model: str, out
     _report(states, out, json)
 
 
-def _report(states: object, out: Path, json: bool) -> None:
-    from preimage.states import States
-
-    assert isinstance(states, States)
-    if json:
-        print_result(
-            "capture",
-            {
-                "bundle": str(out), "model": states.model,
-                "prompts": len(states), "layers": list(states.layers), "positions": states.positions,
-                "noise_floor": {str(k): v for k, v in states.noise_floor.items()},
-            }
-        )  # fmt: skip
-    else:
-        print_lines(f"{states!r} in {out}", f"Next: preimage invert {out} --layer {states.layers[-1]}")
+def _report(states: States, out: Path, json: bool) -> None:
+    document = {
+        "bundle": str(out), "model": states.model,
+        "prompts": len(states), "layers": list(states.layers), "positions": states.positions,
+        "noise_floor": {str(k): v for k, v in states.noise_floor.items()},
+    }  # fmt: skip
+    following = f"Next: preimage invert {out} --layer {states.layers[-1]}"
+    print_either(json, "capture", document, f"{states!r} in {out}", following)

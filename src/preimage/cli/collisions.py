@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,6 @@ Thresholds = Annotated[
     typer.Option("--threshold", help="Count pairs nearer than this, beside 1e-6; may be repeated."),
 ]
 Closest = Annotated[int, typer.Option(help="How many of the closest pairs to list.")]
-Out = Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")]
 _SHOWN = 60  # characters of a prompt in a table
 
 
@@ -35,11 +35,11 @@ def collisions(
     ] = None,
     seed: arg.Seed = 0,
     bos: arg.Bos = None,
-    layers: Annotated[str, typer.Option(help="all, 15, 0-4, 1,8,final …")] = "all",
+    layers: arg.Layers = "all",
     threshold: Thresholds = None,
     closest: Closest = 10,
     hard_bases: Annotated[int, typer.Option(help="Prompts that hard pairs are made from.")] = 4,
-    out: Out = None,
+    out: arg.Out = None,
     dtype: arg.Dtype = "float32",
     device: arg.Device = "auto",
     json: arg.Json = False,
@@ -47,32 +47,30 @@ def collisions(
     """Compare the last states of many prompts, every pair, at every layer."""
     import preimage
     from preimage.collisions import CollisionOptions
-    from preimage.preparation import Preparation
 
     options = CollisionOptions(tuple(threshold or ()), closest, hard_bases, seed)
     if text and (count or length):
         raise OptionError("--count and --length cut --prompts.", "Leave them out with --text.")
-    source, count = arg.many_prompts(text, prompts, count)
-    sizes = _lengths(lengths, source, length)
-    choices = {size: arg.PromptChoice(text, source, count, size, seed, bos) for size in sizes}
-    choices = choices or {0: arg.PromptChoice(text, source, count, length, seed, bos)}
-    prepared = Preparation(model, dtype=dtype, device=device)
-    prepared.layers(layers)
-    for choice in choices.values():
-        choice.of(prepared)
-    loaded = prepared.model
-    sets = {size: choice.of(prepared) for size, choice in choices.items()}
+    choice = arg.PromptChoice(text, prompts, count, length, seed, bos).unless_told(arg.MANY)
+    sizes = _lengths(lengths, choice)
+    choices = [replace(choice, length=size) for size in sizes] or [choice]
+    loaded, sets = arg.prepare(model, *choices, layers=layers, dtype=dtype, device=device)
     with progress_bar() as progress:
         if sizes:
-            audits = preimage.sweep_lengths(loaded, sets, layers, options=options, out=out, progress=progress)
+            by_length = dict(zip(sizes, sets, strict=True))
+            audits = preimage.sweep_lengths(
+                loaded, by_length, layers, options=options, out=out, progress=progress
+            )
         else:
             audit = preimage.find_collisions(
                 loaded, sets[0], layers, options=options, out=out, progress=progress
             )
             audits = {0: audit}
     if out is not None:
+        from preimage.figures import save_figures, spacing_figure
+
         for size, audit in audits.items():
-            _save_figure(audit, out / f"length-{size}" if sizes else out)
+            save_figures({"spacing": spacing_figure(audit)}, out / f"length-{size}" if sizes else out)
     if json:
         results: Any = {str(size): audit.to_dict() for size, audit in audits.items()}
         print_result("collisions", {"results": results if sizes else results["0"]})
@@ -96,7 +94,7 @@ def continuations(
     layer: Annotated[str, typer.Option(help="The layer to compare at.")] = "final",
     threshold: Thresholds = None,
     closest: Closest = 10,
-    out: Out = None,
+    out: arg.Out = None,
     dtype: arg.Dtype = "float32",
     device: arg.Device = "auto",
     json: arg.Json = False,
@@ -104,26 +102,19 @@ def continuations(
     """Try every vocabulary token after a prefix and compare every two of their states."""
     import preimage
     from preimage.collisions import CollisionOptions
-    from preimage.layers import parse_layer
-    from preimage.preparation import Preparation
 
     options = CollisionOptions(tuple(threshold or ()), closest, 0, seed)
     if sum(map(bool, (text, audit, prompts))) != 1:
         raise OptionError("A scan needs prefixes.", "Give one of --text, --audit and --prompts.")
     if audit and (length is not None or bos is not None):
         raise OptionError("--length and --bos change prompts, an audit's are given.", "Leave them out.")
-    prefixes = None
     if audit:
         from preimage.collisions import closest_prompts
 
         prefixes = closest_prompts(audit, None, 10 if count is None else count)
-    choice = arg.PromptChoice(text, prompts, count, length, seed, bos)
-    prepared = Preparation(model, dtype=dtype, device=device)
-    parse_layer(layer, prepared.known.n_layers)
-    if prefixes is None:
-        choice.of(prepared)
-    loaded = prepared.model
-    given = choice.of(prepared) if prefixes is None else prefixes
+    choices = [] if audit else [arg.PromptChoice(text, prompts, count, length, seed, bos)]
+    loaded, sets = arg.prepare(model, *choices, layer=layer, dtype=dtype, device=device)
+    given = prefixes if audit else sets[0]
     with progress_bar() as progress:
         scan = preimage.scan_continuations(loaded, given, layer, options=options, out=out, progress=progress)
     if json:
@@ -133,22 +124,12 @@ def continuations(
     return FINDINGS if scan.unexplained else DONE
 
 
-def _lengths(given: str | None, source: str | None, length: int | None) -> list[int]:
+def _lengths(given: str | None, choice: arg.PromptChoice) -> list[int]:
     if given is None:
         return []
-    if source is None or length is not None:
+    if choice.source is None or choice.length is not None:
         raise OptionError("--lengths cuts --prompts.", "Leave out --text and --length.")
-    try:
-        return [int(part) for part in given.split(",")]
-    except ValueError:
-        raise OptionError(f"--lengths is {given!r}.", "Give whole numbers, 8,16,32.") from None
-
-
-def _save_figure(audit: CollisionAudit, out: Path) -> None:
-    from preimage.figures import spacing_figure
-    from preimage.storage import write_text
-
-    write_text(out / "spacing.html", spacing_figure(audit).to_html(include_plotlyjs=True, div_id="spacing"))
+    return arg.whole_numbers("--lengths", given, "Give whole numbers, 8,16,32.")
 
 
 def _numbers(spacing: Spacing) -> list[str]:

@@ -14,33 +14,30 @@ from preimage.cli import DONE, FINDINGS
 from preimage.cli.arguments import Json
 from preimage.cli.terminal import print_result, print_table
 
+_PACKAGES = ("preimage", "torch", "transformers", "safetensors", "tokenizers", "gguf", "numpy", "pyarrow")
+
 
 def doctor(json: Json = False) -> int:
     """Say what this machine has, what is missing, and what to do about it."""
-    checks = [_python(), *_packages(), _device(), *_half_precision(), _cache(), _default_model(), *_extras()]
+    python = ("python", sys.version_info >= (3, 11), platform.python_version())
+    needed = [_installed(name, name, f"missing; pip install {name}") for name in _PACKAGES]
+    data = _installed("extra data", "datasets", 'not installed; pip install "preimage[data]"')
+    checks = [python, *needed, _device(), *_half_precision(), _cache(), _default_model(), data]
     if json:
         rows = [dict(zip(("check", "ok", "found"), check, strict=True)) for check in checks]
         print_result("doctor", {"checks": rows})
     else:
         rows_ = [["ok" if ok else "--", name, found] for name, ok, found in checks]
         print_table("preimage doctor", ["", "what", "found"], rows_)
-    needed = [ok for name, ok, _ in checks if not name.startswith("extra ")]
-    return DONE if all(needed) else FINDINGS
+    return DONE if all(ok for name, ok, _ in checks if not name.startswith("extra ")) else FINDINGS
 
 
-def _python() -> tuple[str, bool, str]:
-    return "python", sys.version_info >= (3, 11), platform.python_version()
-
-
-def _packages() -> list[tuple[str, bool, str]]:
-    names = ("preimage", "torch", "transformers", "safetensors", "tokenizers", "gguf", "numpy", "pyarrow")
-    found = []
-    for name in names:
-        try:
-            found.append((name, True, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            found.append((name, False, f"missing; pip install {name}"))
-    return found
+def _installed(check: str, package: str, missing: str) -> tuple[str, bool, str]:
+    try:
+        version = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return check, False, missing
+    return check, True, version if check == package else f"{package} {version}"
 
 
 def _device() -> tuple[str, bool, str]:
@@ -93,10 +90,3 @@ def _default_model() -> tuple[str, bool, str]:
     if folder.is_dir():
         return "default model", True, str(folder)
     return "default model", False, "not fetched yet; run `preimage models --fetch smollm2`"
-
-
-def _extras() -> list[tuple[str, bool, str]]:
-    try:
-        return [("extra data", True, f"datasets {metadata.version('datasets')}")]
-    except metadata.PackageNotFoundError:
-        return [("extra data", False, 'not installed; pip install "preimage[data]"')]

@@ -32,8 +32,8 @@ def geometry(
     ] = None,
     seed: arg.Seed = 0,
     bos: arg.Bos = None,
-    layers: Annotated[str, typer.Option(help="all, 15, 0-4, 1,8,final …")] = "all",
-    bits: Annotated[str, typer.Option(help="Quantise the states to so many bits, 8,4 …; or none.")] = "8,4",
+    layers: arg.Layers = "all",
+    bits: arg.Bits = "8,4",
     granularity: Annotated[
         str, typer.Option(help=f"A step for each {' or '.join(GRANULARITIES)}; several: layer,channel.")
     ] = "layer",
@@ -46,7 +46,7 @@ def geometry(
     ] = False,
     quantile: Annotated[float, typer.Option(help="Of the prompts' own margins and ratios.")] = 0.01,
     subsets: Annotated[int, typer.Option(help="Random tenths of the prompts for intervals; 0: none.")] = 20,
-    out: Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")] = None,
+    out: arg.Out = None,
     figures: arg.Figures = "html",
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16, float16; or several.")] = "float32",
     device: arg.Device = "auto",
@@ -65,7 +65,10 @@ def geometry(
         manifest = read_manifest(bundle)
     if text and prompts:
         raise OptionError("--text and --prompts: both given.", "Give one of them.")
-    lengths = _lengths(length)
+    lengths: list[int | None] = [None]
+    if length is not None:
+        hint = "Give a number of tokens, or several: 8,16,32."
+        lengths = [*arg.whole_numbers("--length", length, hint)]
     from preimage.figures import parse_formats
 
     formats = parse_formats(figures)
@@ -80,7 +83,7 @@ def geometry(
         for of in _listed(value_range)
     ]
     options = GeometryOptions(
-        bits=parse_bits(bits), quantile=quantile, quantiser=quantisers[0], propagate=propagate,
+        bits=arg.parse_bits(bits), quantile=quantile, quantiser=quantisers[0], propagate=propagate,
         subsets=subsets, seed=seed,
     )  # fmt: skip
     dtypes = [check_dtype(one) for one in _listed(dtype)]
@@ -94,13 +97,13 @@ def geometry(
             found = preimage.measure_geometry(states, options=options, device=on, out=out, progress=progress)
         _finish(found, states.model, out, formats, json)
         return _exit_code([found])
-    source, count = arg.many_prompts(text, prompts, count)
-    chosen = PromptOptions(count=count, seed=seed, bos=bos)
-    models = _listed(model)
+    choice = arg.PromptChoice(text, prompts, count).unless_told(arg.MANY)
+    chosen = PromptOptions(count=choice.count, seed=seed, bos=bos)
+    over = SweepOptions(_listed(model), lengths, dtypes, quantisers)
     with progress_bar() as progress:
         sweep = sweep_geometry(
-            SweepOptions(models, lengths, dtypes, quantisers), list(text) if text else str(source),
-            layers=layers, prompts=chosen, options=options, device=device, out=out, progress=progress,
+            over, list(text) if text else str(choice.source), layers=layers, prompts=chosen, options=options,
+            device=device, out=out, progress=progress,
         )  # fmt: skip
     if len(sweep.runs) == 1:
         _finish(sweep.runs[0].geometry, sweep.runs[0].identity, out, formats, json)
@@ -152,8 +155,7 @@ def _finish_sweep(sweep: GeometrySweep, out: Path | None, formats: tuple[str, ..
         return
     for run in sweep.runs:
         for name, rows in _tables(run.geometry).items():
-            last = rows[-1:]
-            print_table(f"{run.setting.name}: {name}", _COLUMNS, last)
+            print_table(f"{run.setting.name}: {name}", _COLUMNS, rows[-1:])
         _show_unexplained(f"{run.setting.name}: ", run.geometry)
     if out is not None:
         print_lines(f"All layers: {out / 'sweep.parquet'}")
@@ -172,27 +174,6 @@ def _figures(found: Geometry) -> dict[str, go.Figure]:
 
 def _listed(given: str) -> list[str]:
     return [part.strip() for part in given.split(",")]
-
-
-def _lengths(given: str | None) -> list[int | None]:
-    if given is None:
-        return [None]
-    try:
-        return [int(part) for part in given.split(",")]
-    except ValueError:
-        raise OptionError(
-            f"--length is {given!r}.", "Give a number of tokens, or several: 8,16,32."
-        ) from None
-
-
-def parse_bits(given: str) -> tuple[int | None, ...]:
-    """Full precision, and the numbers of bits in a list such as 8,4; or none of them."""
-    if given == "none":
-        return (None,)
-    try:
-        return (None, *(int(part) for part in given.split(",")))
-    except ValueError:
-        raise OptionError(f"--bits is {given!r}.", "Give numbers such as 8,4, or none.") from None
 
 
 _COLUMNS = ["layer", "mean norm", "margin", "quantile", "/ norm", "co-Lipschitz", "quantile", "/ norm",

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from preimage.preparation import Preparation
     from preimage.states import States
 
-
 _BAR = 24  # characters of the longest bar
 
 
@@ -45,7 +44,7 @@ def invert(
     timeout: Annotated[float | None, typer.Option(help="Seconds a prompt may cost.")] = None,
     published_cost: Annotated[bool, typer.Option(help="No prefix cache, no batches.")] = False,
     any_model: Annotated[bool, typer.Option(help="Try also a model that did not make the bundle.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")] = None,
+    out: arg.Out = None,
     dtype: arg.Dtype = "float32",
     device: arg.Device = "auto",
     json: arg.Json = False,
@@ -110,13 +109,12 @@ def _check_files(prepared: Preparation, made_by: dict[str, Any]) -> None:
 
 
 def _save_figures(found: list[Inversion], model: LanguageModel, out: Path) -> None:
-    from preimage.figures import margin_figure
-    from preimage.storage import write_text
+    from preimage.figures import margin_figure, save_figures
 
     for index, result in enumerate(found):
         if result.token_ids:
             figure = margin_figure(result, lambda token: model.decode([token]) or str(token))
-            write_text(out / f"margins-{index}.html", figure.to_html(include_plotlyjs=True))
+            save_figures({f"margins-{index}": figure}, out)
 
 
 def _show_margins(found: list[Inversion], model: LanguageModel) -> None:

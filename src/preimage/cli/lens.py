@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from preimage.cli import arguments as arg
-from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
+from preimage.cli.terminal import print_either, print_result, print_table, progress_bar
+
+if TYPE_CHECKING:
+    from preimage.inversion.proposers.lens_files import LensInfo
 
 app = typer.Typer(help="Train, list and describe lenses.", no_args_is_help=True)
 
@@ -33,20 +36,16 @@ def train(
     """Train a lens for a layer; an interrupted training continues when it is run again."""
     from preimage.inversion.proposers.lens_files import default_path
     from preimage.layers import parse_layer
-    from preimage.preparation import Preparation
     from preimage.training import LensOptions, train_lens
 
     options = LensOptions(steps=steps, batch_tokens=batch_tokens, rank=rank, hidden=hidden, seed=seed)
-    prepared = Preparation(model, dtype=dtype, device=device)
-    at = parse_layer(layer, prepared.known.n_layers)
-    path = out or default_path(prepared.model, at)
+    loaded, _ = arg.prepare(model, layer=layer, dtype=dtype, device=device)
+    at = parse_layer(layer, loaded.n_layers)
+    path = out or default_path(loaded, at)
     with progress_bar() as progress:
-        ranks = train_lens(prepared.model, at, prompts, options, out=path, progress=progress).held_out
-    document: dict[str, Any] = {"path": str(path), "layer": at, "held_out": ranks}
-    if json:
-        print_result("lens train", document)
-    else:
-        print_lines(f"lens for layer {at} in {path}", *_held_out(ranks))
+        ranks = train_lens(loaded, at, prompts, options, out=path, progress=progress).held_out
+    document = {"path": str(path), "layer": at, "held_out": ranks}
+    print_either(json, "lens train", document, f"lens for layer {at} in {path}", *_held_out(ranks))
 
 
 @app.command("list")
@@ -56,11 +55,7 @@ def list_(json: arg.Json = False) -> None:
 
     found = known_lenses()
     if json:
-        lenses = [
-            {"path": str(i.path), "layer": i.layer, "model": i.model, "weight_hash": i.weight_hash}
-            for i in found
-        ]
-        print_result("lens list", {"lenses": lenses})
+        print_result("lens list", {"lenses": [_about(lens) for lens in found]})
         return
     rows = [[i.model, str(i.layer), i.weight_hash[:12], str(i.path)] for i in found]
     print_table("Lenses", ["model", "layer", "weights", "file"], rows)
@@ -72,21 +67,21 @@ def info(path: Annotated[Path, typer.Argument(help="A lens file.")], json: arg.J
     from preimage.inversion.proposers.lens_files import read_info
 
     lens = read_info(path)
-    about = {
-        "path": str(lens.path), "layer": lens.layer, "model": lens.model, "weight_hash": lens.weight_hash,
-        "shape": lens.shape.to_dict(), "training": lens.training, "held_out": lens.ranks,
-    }  # fmt: skip
-    if json:
-        print_result("lens info", about)
-        return
-    print_lines(
+    shape = lens.shape.to_dict()
+    about = _about(lens) | {"shape": shape, "training": lens.training, "held_out": lens.ranks}
+    print_either(
+        json, "lens info", about,
         f"file: {lens.path}",
         f"model: {lens.model}, weights {lens.weight_hash}",
         f"layer: {lens.layer}",
-        f"shape: {_listed(lens.shape.to_dict())}",
+        f"shape: {_listed(shape)}",
         f"training: {_listed(lens.training)}",
         *_held_out(lens.ranks),
-    )
+    )  # fmt: skip
+
+
+def _about(lens: LensInfo) -> dict[str, Any]:
+    return {"path": str(lens.path), "layer": lens.layer, "model": lens.model, "weight_hash": lens.weight_hash}
 
 
 def _listed(values: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from preimage.cli.arguments import Json
-from preimage.cli.terminal import print_lines, print_result, print_table
+from preimage.cli.terminal import print_either, print_table
 
 TESTED = (
     "GPT-2", "GPT-NeoX", "OPT", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma 2", "Gemma 3 (text)",
@@ -46,11 +46,8 @@ def models(
             {"name": name, "title": title, "ready": ready == "yes"} for name, title, ready in rows
         ]
         document["tested_architectures"] = list(TESTED)
-        lines = [f"Tested architectures: {', '.join(TESTED)}."]
-        lines += ["Hub ids, folders of safetensors and GGUF files of these work as well."]
+        lines = [f"Tested architectures: {', '.join(TESTED)}.",
+                 "Hub ids, folders of safetensors and GGUF files of these work as well."]  # fmt: skip
         if not json:
             print_table("Models that need no hub", ["name", "model", "ready"], rows)
-    if json:
-        print_result("models", document)
-    else:
-        print_lines(*lines)
+    print_either(json, "models", document, *lines)

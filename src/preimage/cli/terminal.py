@@ -70,6 +70,14 @@ def print_result(command: str, document: dict[str, Any]) -> None:
     print_json({"schema": SCHEMA, "command": command, **document})
 
 
+def print_either(json: bool, command: str, document: dict[str, Any], *lines: str) -> None:
+    """What a command ends with: the document of ``--json``, else lines."""
+    if json:
+        print_result(command, document)
+    else:
+        print_lines(*lines)
+
+
 def print_lines(*lines: str) -> None:
     """Plain lines on stdout."""
     print("\n".join(printable(line) for line in lines), flush=True)

@@ -25,12 +25,8 @@ _FEW, _SHORT = 8, 16  # prompts of a source without an end, and their tokens
 _REPORT = "report.json"
 _WORDS = {True: "yes", False: "NO", None: "undecided"}
 
+
 app = typer.Typer(help="Check on a model what the theory states.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Check on a model what the theory states. Exit code 1: some statement does not hold."""
 
 
 @app.command("analyticity", help=CHECKS["analyticity"].asks)
@@ -42,7 +38,7 @@ def analyticity(
 ) -> int:
     """Run ``check_analyticity``."""
     _check_folder(out)
-    loaded, _ = _load(model, None, device=device)
+    loaded, _ = arg.prepare(model, device=device)
     from preimage.theory import check_analyticity
 
     return _finish("analyticity", loaded, check_analyticity(loaded), out, json)
@@ -59,7 +55,7 @@ def dichotomy(
     vocabulary: Annotated[int | None, typer.Option(help="Tokens of the short prompts searched; 3.")] = None,
     longest: Annotated[int | None, typer.Option(help="Tokens of the longest of them; 4.")] = None,
     bos_id: Annotated[int | None, typer.Option(help="A token id to put in front of each of them.")] = None,
-    layers: Annotated[str, typer.Option(help="all, 15, 0-4, 1,8,final …")] = "all",
+    layers: arg.Layers = "all",
     draws: Annotated[int, typer.Option(help="Random parameters that a pair is tried on.")] = 3,
     seed: arg.Seed = 0,
     out: Out = None,
@@ -77,13 +73,13 @@ def dichotomy(
         )
     if not listed and not count is length is bos is None:
         raise OptionError("--count, --length and --bos belong to given prompts.", "Give --text or --prompts.")
-    choice = _few(text, prompts, count, length, seed, bos) if listed else None
-    loaded, ids = _load(model, choice, layers=layers, device="cpu", least=2)
+    choices = [_few(arg.PromptChoice(text, prompts, count, length, seed, bos))] if listed else []
+    loaded, sets = arg.prepare(model, *choices, layers=layers, device="cpu", at_least=2)
     from preimage.theory import check_dichotomy, search_structure
 
     with progress_bar() as progress:
         if listed:
-            report = check_dichotomy(loaded, ids, layers, draws=draws, seed=seed, progress=progress)
+            report = check_dichotomy(loaded, list(sets[0]), layers, draws=draws, seed=seed, progress=progress)
         else:
             report = search_structure(
                 loaded, layers=layers, draws=draws, seed=seed, progress=progress, **search
@@ -107,12 +103,12 @@ def symmetry(
 ) -> int:
     """Run ``check_symmetry``."""
     _check_folder(out)
-    choice = _few(text, prompts, count, length, seed, bos)
-    loaded, ids = _load(model, choice, dtype=dtype, device=device, least=2)
+    choice = _few(arg.PromptChoice(text, prompts, count, length, seed, bos))
+    loaded, (ids,) = arg.prepare(model, choice, dtype=dtype, device=device, at_least=2)
     from preimage.theory import check_symmetry
 
     with progress_bar() as progress:
-        report = check_symmetry(loaded, ids, seed=seed, progress=progress)
+        report = check_symmetry(loaded, list(ids), seed=seed, progress=progress)
     return _finish("symmetry", loaded, report, out, json)
 
 
@@ -158,8 +154,9 @@ def optimiser(
     if model is None:
         loaded, ids = small_model("llama", seed), SMALL_PROMPTS
     else:
-        choice = _few(text, prompts, count, length, seed, bos)
-        loaded, ids = _load(model, choice, dtype=dtype, device=device)
+        choice = _few(arg.PromptChoice(text, prompts, count, length, seed, bos))
+        loaded, (chosen,) = arg.prepare(model, choice, dtype=dtype, device=device)
+        ids = list(chosen)
     with progress_bar() as progress:
         report = check_optimiser(loaded, ids, options=options, progress=progress)
     return _finish("optimiser", loaded, report, out, json)
@@ -186,8 +183,8 @@ def discriminant(
     if text:
         _pair(text)
     choice = arg.PromptChoice(text, prompts, bos=bos)
-    loaded, ids = _load(model, choice, layer=layer, dtype=dtype, device=device)
-    first, second = _pair(ids)
+    loaded, (ids,) = arg.prepare(model, choice, layer=layer, dtype=dtype, device=device)
+    first, second = _pair(list(ids))
     from preimage.theory import distance_to_collision
 
     with progress_bar() as progress:
@@ -223,21 +220,11 @@ def _check_folder(out: Path | None) -> None:
         raise RunFolderError(f"{out} is not a folder.", "Give another place.")
 
 
-def _few(
-    text: list[str] | None,
-    source: str | None,
-    count: int | None,
-    length: int | None,
-    seed: int,
-    bos: bool | None,
-) -> arg.PromptChoice:
+def _few(choice: arg.PromptChoice) -> arg.PromptChoice:
     """The prompts that were given; a few short ones of the default corpus unless told."""
-    if text and not count is length is None:
+    if choice.texts and not choice.count is choice.length is None:
         raise OptionError("--count and --length cut --prompts.", "Leave them out with --text.")
-    if not text and (source or "default").split(":")[0] in ("default", "random"):
-        source = source or "default"
-        count, length = (_FEW if count is None else count), (_SHORT if length is None else length)
-    return arg.PromptChoice(text, source, count, length, seed, bos)
+    return choice.unless_told(_FEW, _SHORT)
 
 
 def _pair(prompts: Sequence[Any]) -> Sequence[Any]:
@@ -246,31 +233,6 @@ def _pair(prompts: Sequence[Any]) -> Sequence[Any]:
             f"The prompts are {len(prompts)}, not two.", "Give --text twice, or --prompts with two."
         )
     return prompts
-
-
-def _load(
-    model: str,
-    choice: arg.PromptChoice | None,
-    *,
-    layers: str | None = None,
-    layer: str | None = None,
-    dtype: str = "float32",
-    device: str = "auto",
-    least: int = 1,
-) -> tuple[LanguageModel, list[tuple[int, ...]]]:
-    """A model and its prompts, ``least`` or more; what is wrong is refused before the weights are read."""
-    from preimage.layers import parse_layer
-    from preimage.preparation import Preparation
-
-    prepared = Preparation(model, dtype=dtype, device=device)
-    if layers is not None:
-        prepared.layers(layers)
-    if layer is not None:
-        parse_layer(layer, prepared.known.n_layers)
-    if choice is not None:
-        choice.of(prepared, at_least=least)
-    loaded = prepared.model
-    return loaded, [] if choice is None else list(choice.of(prepared))
 
 
 def _finish(command: str, model: LanguageModel, report: TheoryReport, out: Path | None, json: bool) -> int:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from preimage.cli import DONE, FINDINGS
-from preimage.cli.arguments import Device, Figures, Json, Seed
-from preimage.cli.geometry import parse_bits
+from preimage.cli.arguments import Bits, Device, Figures, Json, Out, Seed, parse_bits
 from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import OptionError, PromptError
 
@@ -31,11 +30,11 @@ def trajectory(
     length: Annotated[int, typer.Option(help="Tokens a probe.")] = 32,
     text: Annotated[Path | None, typer.Option(help="Train on this .txt, .jsonl or .parquet file.")] = None,
     vocabulary: Annotated[int, typer.Option(help="Tokens of the tokenizer, which is trained first.")] = 4096,
-    bits: Annotated[str, typer.Option(help="Quantise the states to so many bits, 8,4 …; or none.")] = "none",
+    bits: Bits = "none",
     tf32: Annotated[bool, typer.Option("--tf32", help="Allow TF32 products in training, on a GPU.")] = False,
     seed: Seed = 0,
     device: Device = "auto",
-    out: Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")] = None,
+    out: Out = None,
     figures: Figures = "html",
     json: Json = False,
 ) -> int:
@@ -52,7 +51,6 @@ def trajectory(
     from preimage.figures import parse_formats, save_figures, trajectory_figure
 
     formats = parse_formats(figures)
-
     with progress_bar() as progress:
         found = preimage.train_trajectory(options, texts=texts, out=out, device=device, progress=progress)
     if out is not None:
@@ -95,17 +93,9 @@ def _show(found: Trajectory) -> None:
             at.smallest("normalised_margin_quantile")[1], at.last.normalised_margin_quantile,
             at.smallest("normalised_colipschitz_quantile")[1], at.last.normalised_colipschitz_quantile,
         )  # fmt: skip
-        rows.append(
-            [
-                str(at.step),
-                "-" if at.training_loss is None else f"{at.training_loss:.3f}",
-                f"{at.held_out_loss:.3f}",
-                f"{margin:.3g}",
-                str(layer),
-                *(f"{number:.3g}" for number in numbers),
-                str(at.collisions),
-            ]
-        )
+        loss = "-" if at.training_loss is None else f"{at.training_loss:.3f}"
+        rows.append([str(at.step), loss, f"{at.held_out_loss:.3f}", f"{margin:.3g}", str(layer),
+                     *(f"{number:.3g}" for number in numbers), str(at.collisions)])  # fmt: skip
     model, options = found.model, found.options
     title = (
         f"{model['name']}, {model['parameters']:,} parameters, {options['probes']} probes of "
@@ -114,13 +104,10 @@ def _show(found: Trajectory) -> None:
     print_table(title, columns, rows)
     least = found.smallest
     lines = [f"Smallest margin of all: {least.margin:.4g} at step {least.step}, layer {least.layer}."]
-    for name, title in (
-        ("normalised_margin_quantile", "normalised margin"),
-        ("normalised_colipschitz_quantile", "normalised co-Lipschitz"),
-    ):
-        drift = found.drift(name)
+    for name, title in (("margin", "margin"), ("colipschitz", "co-Lipschitz")):
+        drift = found.drift(f"normalised_{name}_quantile")
         lines.append(
-            f"Drift of the {title} quantile: {_percent(drift.from_start)} from initialisation, "
+            f"Drift of the normalised {title} quantile: {_percent(drift.from_start)} from initialisation, "
             f"{_percent(drift.second_half)} since step {drift.half_step}."
         )
     print_lines(*lines)

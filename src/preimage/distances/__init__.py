@@ -1,47 +1,26 @@
 """Distances between states. Nobody else computes one."""
 
-from preimage.distances.arithmetic import products
-from preimage.distances.direct import norms, relative_error, row_distances
-from preimage.distances.pairs import (
-    Pair,
-    closest_pairs,
-    count_below,
-    distance_bounds,
-    distance_distribution,
-    find_closest,
-    nearest_neighbors,
-    nearest_neighbours,
-    some_near,
-)
-from preimage.distances.prompt_distances import PromptDistances
-from preimage.distances.rows import count_equal_pairs, equal_row_groups, require_finite, same_rows
-from preimage.distances.scan import Nearest, PairScan
-from preimage.distances.screen import EachTile, Screen, Tile, TileMinima, here
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "EachTile",
-    "Nearest",
-    "Pair",
-    "PairScan",
-    "PromptDistances",
-    "Screen",
-    "Tile",
-    "TileMinima",
-    "closest_pairs",
-    "count_below",
-    "count_equal_pairs",
-    "distance_bounds",
-    "distance_distribution",
-    "equal_row_groups",
-    "find_closest",
-    "here",
-    "nearest_neighbors",
-    "nearest_neighbours",
-    "norms",
-    "products",
-    "relative_error",
-    "require_finite",
-    "row_distances",
-    "same_rows",
-    "some_near",
-]
+from preimage.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from preimage.distances.arithmetic import products
+    from preimage.distances.direct import norms, relative_error, row_distances
+    from preimage.distances.pairs import (
+        Pair,
+        closest_pairs,
+        count_below,
+        distance_bounds,
+        distance_distribution,
+        find_closest,
+        nearest_neighbors,
+        nearest_neighbours,
+        some_near,
+    )
+    from preimage.distances.prompt_distances import PromptDistances
+    from preimage.distances.rows import count_equal_pairs, equal_row_groups, require_finite, same_rows
+    from preimage.distances.scan import Nearest, PairScan
+    from preimage.distances.screen import EachTile, Screen, Tile, TileMinima, here
+
+__getattr__, __dir__, __all__ = lazy_names(__name__)

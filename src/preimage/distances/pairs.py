@@ -216,15 +216,10 @@ def closest_pairs(vectors: Rows, k: int = 10, *, others: Rows | None = None) -> 
     recomputed by float64 differences, so the answer does not depend on the device or on how the work is
     cut. The cost is about that of the product of the rows with themselves.
 
-    Args:
-        vectors: rows x d; a tensor, an array or nested lists. Booleans and integers up to 2^53 count as
-            numbers; coordinates beyond 1e150, NaN, infinity and complex numbers are refused.
-        k: how many pairs; all of them where there are fewer.
-        others: rows x d; pairs are then one row of ``vectors`` and one of ``others``.
-
-    Returns:
-        Pairs with the Euclidean distance in the units of the rows; equally close ones in the order of
-        first, then second.
+    ``vectors``: rows x d; a tensor, an array or nested lists. Booleans and integers up to 2^53 count as
+    numbers; coordinates beyond 1e150, NaN, infinity and complex numbers are refused. ``k``: all pairs where
+    there are fewer. ``others``: rows x d; pairs are then one row of ``vectors`` and one of ``others``.
+    Distances are Euclidean, in the units of the rows; equally close pairs in the order of first, then second.
 
     >>> closest_pairs([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]], k=2)
     [Pair(first=1, second=2, distance=1.0), Pair(first=0, second=1, distance=5.0)]
@@ -235,13 +230,8 @@ def closest_pairs(vectors: Rows, k: int = 10, *, others: Rows | None = None) -> 
 def nearest_neighbours(vectors: Rows, *, others: Rows | None = None) -> Nearest:
     """The nearest other row of every row, or the nearest of ``others``, certified as in ``closest_pairs``.
 
-    Args:
-        vectors: rows x d, as in :func:`closest_pairs`.
-        others: rows x d; neighbours are then looked for there, and not in ``vectors``.
-
-    Returns:
-        ``indices`` and ``distances`` (float64, in the units of the rows), one for each row of ``vectors``;
-        the lower index where several are as near.
+    ``vectors``, ``others``: rows x d, as there. ``indices`` and ``distances`` (float64, in the units of the
+    rows) are one for each row of ``vectors``; the lower index where several are as near.
 
     >>> nearest_neighbours([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]]).indices.tolist()
     [1, 2, 1]

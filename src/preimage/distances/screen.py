@@ -39,7 +39,7 @@ from preimage.distances.direct import relative_error
 from preimage.distances.histogram import Histogram, bin_counts
 
 BLOCK = 256  # columns whose smallest screened value is kept for every row
-_TILE = {"cpu": 2048, "cuda": 16384}  # rows and columns of one product; a multiple of BLOCK
+TILE = {"cpu": 2048, "cuda": 16384}  # rows and columns of one product; a multiple of BLOCK
 _PREPARED = {"cpu": 512, "cuda": 16384}  # rows prepared at once, so that they stay in the cache
 _DECIDED = {"cpu": 4096, "cuda": 2**17}  # rows of a block looked at again together
 _STEEPEST = 1000  # power of two by which the smallest numbers are scaled up
@@ -163,7 +163,7 @@ class Screen:
         self._underflow = 2 * n * torch.finfo(arithmetic.sums).tiny
         smallest = math.ulp(0.0) * self.scale  # a distance is no finer than that
         self.slack = (self.rows.rounding + self.columns.rounding.max() + smallest) * self.cushion
-        self._tile = tile or by_device(_TILE, x.device)
+        self._tile = tile or by_device(TILE, x.device)
         self._buffer: Tensor | None = None
 
     def value_error(self, a: Float[Tensor, "*rows"], b: Float[Tensor, "*columns"]) -> Float[Tensor, "*pairs"]:
@@ -324,18 +324,6 @@ class Screen:
                 self.arithmetic.product(left[start : start + count], right, values[start : start + count])
                 start += count
             yield blocks, rows, values
-
-
-def bare_products(x: Float[Tensor, "row d"], arithmetic: Arithmetic = FLOAT32) -> None:
-    """The products a screen makes, and nothing else: what certified distances are measured against."""
-    tile = by_device(_TILE, x.device)
-    rows = x.to(arithmetic.storage)
-    buffer = torch.empty(min(tile, len(rows)) ** 2, dtype=arithmetic.sums, device=x.device)
-    for a in _ranges(len(rows), tile):
-        for b in _ranges(len(rows), tile):
-            if b.start >= a.start:
-                left, right = rows[a], rows[b]
-                arithmetic.product(left, right, buffer[: len(left) * len(right)].view(len(left), len(right)))
 
 
 def _gamma(n: int, unit: float) -> float:

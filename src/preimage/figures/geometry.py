@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -47,18 +48,13 @@ def length_figure(shapes: Mapping[str, Mapping[int, Geometry]]) -> go.Figure:
     for number, (name, by_length) in enumerate(shapes.items()):
         lengths = sorted(by_length)
         last = [list(by_length[length].layers.values())[-1] for length in lengths]
-        colour = COLOURS[number % len(COLOURS)]
         for column, (field, scaled) in enumerate(
             (("margin", False), ("colipschitz", False), ("colipschitz", True)), start=1
         ):
             times = [length if scaled else 1 for length in lengths]
             field = f"normalised_{field}_quantile"
             values = [getattr(one, field) * by for one, by in zip(last, times, strict=True)]
-            shown = {"x": lengths, "row": 1, "col": column, "legendgroup": name}
-            figure.add_scatter(
-                y=values, name=name, mode="lines+markers", line={"color": colour},
-                showlegend=column == 1, **shown,
-            )  # fmt: skip
+            add_curve(figure, number, name, column == 1, x=lengths, y=values, row=1, col=column)
             if any(one.subsets is None for one in last):
                 continue
             some = [one.subsets.intervals[field] for one in last if one.subsets is not None]
@@ -67,10 +63,10 @@ def length_figure(shapes: Mapping[str, Mapping[int, Geometry]]) -> go.Figure:
                 "arrayminus": [(one.mean - one.low) * by for one, by in zip(some, times, strict=True)],
             }
             size = last[0].subsets.size if last[0].subsets else 0
-            figure.add_scatter(
-                y=[one.mean * by for one, by in zip(some, times, strict=True)],
-                error_y=error, name=f"{name}, {size} prompts", mode="lines+markers",
-                line={"color": colour, "dash": "dash"}, showlegend=column == 1, **shown,
+            add_curve(
+                figure, number, f"{name}, {size} prompts", column == 1, legendgroup=name, line_dash="dash",
+                x=lengths, y=[one.mean * by for one, by in zip(some, times, strict=True)], error_y=error,
+                row=1, col=column,
             )  # fmt: skip
     figure.update_xaxes(title="tokens a prompt", type="log")
     figure.update_yaxes(type="log")
@@ -141,20 +137,17 @@ def _panels(
             else [str(layer) for layer in layers]
         )
         for column, quantity in enumerate(quantities.values(), start=1):
-            figure.add_scatter(
-                x=x,
-                y=[quantity(measured) or None for measured in layers.values()],  # a logarithmic axis has no 0
-                name=name,
-                legendgroup=name,
-                showlegend=column == 1,
-                mode="lines+markers",
-                line={"color": COLOURS[number % len(COLOURS)]},
-                row=1,
-                col=column,
-            )
+            y = [quantity(measured) or None for measured in layers.values()]  # a logarithmic axis has no 0
+            add_curve(figure, number, name, column == 1, x=x, y=y, row=1, col=column)
     figure.update_xaxes(title="depth" if relative else "layer", type="linear" if relative else "category")
     figure.update_yaxes(type="log")
     return _styled(figure, title)
+
+
+def add_curve(figure: go.Figure, number: int, name: str, first: bool, **shown: Any) -> None:
+    """A curve in the colour of its number; ``first``: the one of its name that the legend shows."""
+    style = {"legendgroup": name, "mode": "lines+markers", "line_color": COLOURS[number % len(COLOURS)]}
+    figure.add_scatter(name=name, showlegend=first, **style | shown)
 
 
 def _styled(figure: go.Figure, title: str) -> go.Figure:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from preimage.errors import OptionError
+from preimage.errors import OptionError, first_line
 from preimage.storage import write_bytes, write_text
 
 FORMATS = ("html", "svg", "pdf")
@@ -40,9 +40,8 @@ def _printed(figure: go.Figure, kind: str) -> bytes:
     try:
         image: bytes = figure.to_image(format=kind, width=1200, height=500)
     except Exception as error:  # kaleido, its browser and plotly each have their own
-        reason = str(error).strip().splitlines()
         raise OptionError(
-            f"A figure cannot be drawn as {kind}: {reason[0] if reason else type(error).__name__}",
+            f"A figure cannot be drawn as {kind}: {first_line(error)}",
             "Install preimage[print] and Chrome or Chromium, or write html.",
         ) from error
     return image

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from preimage.figures.geometry import COLOURS
+from preimage.figures.geometry import add_curve
 from preimage.training.result import Checkpoint, Trajectory
 
 BEGINNING = 0.5  # where a logarithmic axis shows step 0
@@ -30,17 +30,9 @@ def trajectory_figure(shapes: Mapping[str, Trajectory]) -> go.Figure:
     for number, (name, shape) in enumerate(shapes.items()):
         steps = [at.step or BEGINNING for at in shape.checkpoints]
         for place, quantity in enumerate(_PANELS.values()):
-            figure.add_scatter(
-                x=steps,
-                y=[quantity(at) or None for at in shape.checkpoints],  # a logarithmic axis has no 0
-                name=name,
-                legendgroup=name,
-                showlegend=place == 0,
-                mode="lines+markers",
-                line={"color": COLOURS[number % len(COLOURS)]},
-                row=1 + place // 2,
-                col=1 + place % 2,
-            )
+            y = [quantity(at) or None for at in shape.checkpoints]  # a logarithmic axis has no 0
+            row, column = 1 + place // 2, 1 + place % 2
+            add_curve(figure, number, name, place == 0, x=steps, y=y, row=row, col=column)
     figure.update_xaxes(title=f"training step (0 at {BEGINNING})", type="log")
     figure.update_yaxes(type="log")
     figure.update_yaxes(type="linear", row=2, col=2)

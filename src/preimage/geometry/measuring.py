@@ -45,17 +45,12 @@ def measure_geometry(
     All pairs are compared, exactly: a layer costs about the product of its states with themselves, once for
     every precision, and the subsets a fifth of that.
 
-    Args:
-        states: of at least two prompts, all different, with their token ids: co-Lipschitz constants divide by
-            the prompts' distance.
-        bits: of quantised states, None for full precision, which is always measured.
-        options: everything else that can be chosen; ``bits`` and ``changes``, which are fields of it, go
-            before.
-        model: the one that made the states; ``propagate`` carries quantised states on through it, and
-            collisions in full precision are explained by it.
-        device: where distances are computed.
-        out: a run folder. Every layer is kept there as it ends, and calling again continues.
-        progress: told of every layer.
+    ``states``: of at least two prompts, all different, with their token ids: co-Lipschitz constants divide by
+    the prompts' distance. ``bits``: of quantised states, None for full precision, which is always measured.
+    ``options``: everything else that can be chosen; ``bits`` and ``changes``, which are fields of it, go
+    before. ``model``: the one that made the states; ``propagate`` carries quantised states on through it, and
+    collisions in full precision are explained by it. ``device``: where distances are computed. ``out``: a run
+    folder. Every layer is kept there as it ends, and calling again continues.
 
     >>> import preimage
     >>> from preimage.models.scratch import new_model

@@ -17,15 +17,12 @@ EPSILONS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 class GeometryOptions:
     """What arXiv 2511.14808 leaves open is an option here.
 
-    Attributes:
-        bits: of quantised states, 2 to 16 each; None is full precision, which is always measured.
-        quantile: of the prompts' own margins and ratios, 0 to 1.
-        eps: distances of near-collisions, counted in the units of a state and relative to the mean norm.
-        quantiser: how states are stored, for each of the ``bits`` that is not None.
-        propagate: every block is given what was stored of the layer before it, at every position, instead of
-            states that are only stored.
-        subsets: random tenths of the prompts that give intervals in full precision, 0 for none.
-        seed: of the subsets.
+    ``bits``: of quantised states, 2 to 16 each; None is full precision, which is always measured.
+    ``quantile``: of the prompts' own margins and ratios, 0 to 1. ``eps``: distances of near-collisions,
+    counted in the units of a state and relative to the mean norm. ``quantiser``: how states are stored, for
+    each of the ``bits`` that is not None. ``propagate``: every block is given what was stored of the layer
+    before it, at every position, instead of states that are only stored. ``subsets``: random tenths of the
+    prompts that give intervals in full precision, 0 for none; ``seed``: of those.
 
     >>> GeometryOptions(bits=(None, 4), quantiser=Quantiser(granularity="channel")).quantiser.name
     'channel-absmax'
@@ -72,11 +69,9 @@ class GeometryChanges(TypedDict, total=False):
 class SweepOptions:
     """What a sweep goes over: every combination is one run.
 
-    Attributes:
-        models: names, as :func:`preimage.load` takes them, or models in memory, which keep their dtype.
-        lengths: windows of so many tokens; None: prompts as they are.
-        dtypes: what models given by name are loaded in.
-        quantisers: how states are stored; None: by the quantiser of :class:`GeometryOptions` alone.
+    ``models``: names, as :func:`preimage.load` takes them, or models in memory, which keep their dtype.
+    ``lengths``: windows of so many tokens; None: prompts as they are. ``dtypes``: of models given by name.
+    ``quantisers``: how states are stored; None: by the quantiser of :class:`GeometryOptions` alone.
 
     >>> SweepOptions(["smollm2"], lengths=(8, 16, 32)).dtypes
     ('float32',)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from preimage.devices import BATCH_TOKENS, by_device
 from preimage.geometry.grids import QuantiserGrid
 from preimage.geometry.quantiser import Quantiser
-from preimage.layers import Layer
+from preimage.layers import Layer, parse_layers
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.states.layout import Group, group_by_length
@@ -47,14 +48,16 @@ def propagate(
     groups = group_by_length([len(row) for row in ids])
     shapes = [(len(group.prompts), group.length, model.d_model) for group in groups]
     last = _last_rows(groups).to(model.device)
-    order: list[Layer] = [*range(model.n_layers + 1), "final"]
+    order = parse_layers("all", model.n_layers)
     deepest = max(order.index(layer) for layer in layers)
     stored: dict[Layer, Stored] = {}
-    states = [_embed(model, torch.tensor([list(ids[i]) for i in group.prompts])) for group in groups]
+    tokens = [torch.tensor([list(ids[i]) for i in group.prompts]) for group in groups]
+    states = [_in_batches(model, part, lambda some: model.states(some, [0])[0]) for part in tokens]
     for number, layer in enumerate(order[: deepest + 1]):
         progress(number, deepest + 1, f"layers carried on at {quantiser.bits} bits")
         if number:
-            states = [_lift(model, part, order[number - 1], layer) for part in states]
+            lift = partial(model.lift, layer=order[number - 1], to=layer)
+            states = [_in_batches(model, part, lift) for part in states]
         flat = torch.cat([part.flatten(0, 1) for part in states])  # row d
         grid = quantiser.fit(flat)
         if layer in layers:
@@ -78,19 +81,9 @@ def _last_rows(groups: Sequence[Group]) -> Int[Tensor, " prompt"]:
     return last
 
 
-def _embed(model: LanguageModel, ids: Int[Tensor, "prompt position"]) -> Float[Tensor, "prompt position d"]:
-    """Layer 0."""
-    return torch.cat([model.states(some, [0])[0] for some in ids.split(_batch(model, ids.shape[1]))])
-
-
-def _lift(
-    model: LanguageModel, states: Float[Tensor, "prompt position d"], layer: Layer, to: Layer
-) -> Float[Tensor, "prompt position d"]:
-    """From one layer to the next."""
-    parts = states.split(_batch(model, states.shape[1]))
-    return torch.cat([model.lift(some, layer, to) for some in parts])
-
-
-def _batch(model: LanguageModel, length: int) -> int:
-    """How many prompts go through the model together."""
-    return max(1, by_device(BATCH_TOKENS, model.device) // length)
+def _in_batches(
+    model: LanguageModel, prompts: Shaped[Tensor, "prompt position *d"], run: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "prompt position d_model"]:
+    """``run`` on as many prompts at a time as go through the model together."""
+    size = max(1, by_device(BATCH_TOKENS, model.device) // prompts.shape[1])
+    return torch.cat([run(some) for some in prompts.split(size)])

@@ -59,13 +59,10 @@ RANGES = {
 class Quantiser:
     """How states are stored in few bits; another one is a subclass with its own ``fit``.
 
-    Attributes:
-        bits: 2 to 16.
-        granularity: one step for the "layer", for each "channel" or for each "vector" (``GRANULARITIES``).
-        range: "absmax" is symmetric around 0, its codes -(2^(b-1) - 1) .. 2^(b-1) - 1; "minmax" spans the
-            smallest to the largest value, always with 0 in it, by codes 0 .. 2^b - 1; "percentile" is
-            symmetric and cuts off what is larger than that percentile of |h| (``RANGES``).
-        percentile: of |h|, more than 0 and at most 100.
+    ``bits``: 2 to 16. ``granularity``: one step for the "layer", for each "channel" or for each "vector"
+    (``GRANULARITIES``). ``range``: "absmax" is symmetric around 0, its codes -(2^(b-1) - 1) .. 2^(b-1) - 1;
+    "minmax" spans the smallest to the largest value, always with 0 in it, by codes 0 .. 2^b - 1; "percentile"
+    is symmetric and cuts off what is larger than that ``percentile`` of |h|, more than 0 and at most 100.
 
     >>> import torch
     >>> states = torch.tensor([[0.5, -1.0], [0.1, 0.7]])

@@ -37,16 +37,11 @@ def sweep_geometry(
     Nearest distances shrink with the number of prompts, so all runs must have equally many: the prompts of
     every model and length are gathered before the first run. The cost is that of the runs, one by one.
 
-    Args:
-        over: what the sweep goes over; models alone are taken as they are.
-        source: of the prompts, and
-        prompts: how they are drawn, as :func:`preimage.gather` takes them; lengths are those of the sweep.
-        layers: which to measure.
-        options: how each run is measured (:func:`preimage.measure_geometry`).
-        device: where models given by name are loaded.
-        out: each run has its own run folder there (a single one that folder itself), states included until
-            it is done; calling again continues.
-        progress: told of every capture and layer.
+    ``over``: models alone are taken as they are. ``source`` and ``prompts``: where prompts come from and how
+    they are drawn, as :func:`preimage.gather` takes them; lengths are those of the sweep. ``options``: how
+    each run is measured (:func:`preimage.measure_geometry`). ``device``: where models given by name are
+    loaded. ``out``: each run has its own run folder there (a single one that folder itself), states included
+    until it is done; calling again continues.
 
     >>> from preimage import PromptOptions, SweepOptions
     >>> from preimage.models.scratch import new_model
@@ -58,8 +53,7 @@ def sweep_geometry(
     """
     if not isinstance(over, SweepOptions):
         over = SweepOptions(over)
-    chosen = options or GeometryOptions()
-    dtypes = over.dtypes
+    chosen, dtypes = options or GeometryOptions(), over.dtypes
     quantisers = (chosen.quantiser,) if over.quantisers is None else over.quantisers
     prepared = [Preparation(model, dtype=dtypes[0], device=device) for model in over.models]
     asked = {length: replace(prompts or PromptOptions(), length=length) for length in over.lengths}
@@ -99,14 +93,9 @@ def measure_model(
     run = Run(plan_of(model.identity.to_dict(), prompts.ids, wanted, chosen), out)
     if run.results is not None:
         return Geometry.from_dict(run.results)
+    tokens, place = by_device(BATCH_TOKENS, model.device), run.place("states")
     states = capture(
-        model,
-        prompts,
-        wanted,
-        positions="last",
-        batch_tokens=by_device(BATCH_TOKENS, model.device),
-        out=run.place("states"),
-        progress=progress,
+        model, prompts, wanted, positions="last", batch_tokens=tokens, out=place, progress=progress
     )
     return measure_states(MeasuredLayers(states, chosen, model.device, model, progress), run, ["states"])
 

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from preimage.errors import ModelError, PreimageError
 from preimage.models.anatomy import Anatomy
 from preimage.models.float64 import DoubleModel
 from preimage.models.language_model import LanguageModel
-from preimage.models.random_parameters import copy_module, require_memory, sizes
+from preimage.models.random_parameters import copy_module, copying, require_memory, sizes
 
 _HELD = 2 * 2**30  # bytes of blocks that stay once they are drawn
 _WIDTH = math.sqrt(3)  # of a uniform density of unit variance; a Gaussian takes four times as long to draw
@@ -34,7 +33,7 @@ def draw_by_block(model: LanguageModel, seed: int = 0) -> DoubleModel:
     """
     backbone, blocks = model.anatomy.backbone, model.anatomy.blocks
     device = model.device if model.device.type == "cuda" else torch.device("cpu")
-    try:
+    with copying(backbone):
         wanted = sizes(backbone)
         inside = _only_inside(backbone, blocks)
         rest = [place for place in wanted if not any(place in own for own in inside)]
@@ -46,7 +45,11 @@ def draw_by_block(model: LanguageModel, seed: int = 0) -> DoubleModel:
             generator = torch.Generator(device).manual_seed(1000 * seed + number)
             return {place: _uniform(*wanted[place], generator) for place in places}
 
-        memo: dict[int, Any] = {place: _nothing(device) for own in inside for place in own}
+        memo: dict[int, Any] = {
+            place: nn.Parameter(torch.empty(0, dtype=torch.float64, device=device), requires_grad=False)
+            for own in inside
+            for place in own
+        }
         memo |= draw(rest, 0)
         originals = {id(memo[place]): place for own in inside for place in own}
         module = copy_module(backbone, memo, device)
@@ -54,13 +57,6 @@ def draw_by_block(model: LanguageModel, seed: int = 0) -> DoubleModel:
             _Lazily(memo[id(block)], originals, partial(draw, own, number), hold)
         anatomy = _of_the_copy(model.anatomy, memo)
         return DoubleModel(module, None, name=f"{model.name}, random parameters {seed}", anatomy=anatomy)
-    except PreimageError:
-        raise
-    except Exception as error:  # many kinds, one line
-        raise ModelError(
-            f"{type(backbone).__name__} cannot be copied at random parameters: {error}",
-            "Use a module that copy.deepcopy can copy.",
-        ) from error
 
 
 def release(drawn: DoubleModel) -> None:
@@ -95,10 +91,6 @@ def _uniform(shape: tuple[int, ...], deviation: float, generator: torch.Generato
     with torch.inference_mode(False):
         noise = torch.empty(shape, dtype=torch.float64, device=generator.device)
         return nn.Parameter(noise.uniform_(-reach, reach, generator=generator), requires_grad=False)
-
-
-def _nothing(device: torch.device) -> nn.Parameter:
-    return nn.Parameter(torch.empty(0, dtype=torch.float64, device=device), requires_grad=False)
 
 
 class _Lazily:

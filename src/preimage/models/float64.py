@@ -12,13 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from preimage.errors import ModelError
-from preimage.layers import Layer
 from preimage.models.language_model import LanguageModel
 
 
@@ -49,18 +47,7 @@ def in_double() -> Iterator[None]:
 class DoubleModel(LanguageModel):
     """The layer maps F^l in float64; numbers differ from plain transformers by its float32 rounding."""
 
-    def run(
-        self,
-        ids: Int[Tensor, "batch position"] | None = None,
-        *,
-        layers: Sequence[Layer],
-        embeddings: Float[Tensor, "batch position d_embedding"] | None = None,
-        cache: Any = None,
-        **given_along: Tensor,
-    ) -> dict[Layer, Float[Tensor, "batch position d_model"]]:
-        """States at ``layers``, no step of them in float32."""
-        with Float64Throughout():
-            return super().run(ids, layers=layers, embeddings=embeddings, cache=cache, **given_along)
+    _around_pass = Float64Throughout
 
 
 def double_copy(model: LanguageModel, *, head: bool = False) -> DoubleModel:

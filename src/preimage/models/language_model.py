@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,8 @@ class LanguageModel:
     The wrapped module runs its own ``forward``: numbers equal plain transformers bit for bit, and no weight
     is touched.
     """
+
+    _around_pass: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def __init__(
         self,
@@ -188,7 +190,7 @@ class LanguageModel:
         assert given is not None, "give ids or embeddings"
         self.forward_tokens += given.shape[0] * given.shape[1]
         states: dict[Layer, Tensor] = {}
-        with self._taps(layers, states):
+        with self._around_pass(), self._taps(layers, states):
             try:
                 output = self.anatomy.backbone(
                     **inputs, past_key_values=cache, use_cache=cache is not None, **given_along

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from preimage.errors import ModelError
+from preimage.errors import ModelError, first_line
 from preimage.models.language_model import LanguageModel
 from preimage.models.locating import ModelFiles, check_dtype, locate, unusable_device
 
@@ -35,20 +35,19 @@ def load(
         config = getattr(model, "config", None)
         name = getattr(config, "name_or_path", "") or type(model).__name__
         return LanguageModel(model, tokenizer, name=str(name), revision=revision)
-    torch_dtype, target = parse_dtype(dtype), parse_device(device)
+    torch_dtype: torch.dtype = getattr(torch, check_dtype(str(dtype)).removeprefix("torch."))
+    target = parse_device(device)
     files = model if isinstance(model, ModelFiles) else locate(os.fspath(model), revision)
-    reader = _from_gguf if files.path.is_file() else _from_folder
-    module, own_tokenizer = reader(files.path, torch_dtype)
+    if files.path.is_file():
+        from preimage.models.gguf_files import read_gguf
+
+        module, own_tokenizer = read_gguf(files.path, torch_dtype)
+    else:
+        module, own_tokenizer = _from_folder(files.path, torch_dtype)
     module = module.requires_grad_(False).to(target)
     return LanguageModel(
         module, tokenizer or own_tokenizer, name=files.name, revision=files.revision, files=files
     )
-
-
-def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """A torch dtype from its name."""
-    parsed: torch.dtype = getattr(torch, check_dtype(str(dtype)).removeprefix("torch."))
-    return parsed
 
 
 def parse_device(device: str | torch.device) -> torch.device:
@@ -76,7 +75,7 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
         )
     except Exception as error:  # transformers raises many kinds; the user needs one line
         raise ModelError(
-            f"{folder} cannot be loaded as a causal language model: {_first_line(error)}",
+            f"{folder} cannot be loaded as a causal language model: {first_line(error)}",
             "Check that the folder holds config.json and unbroken safetensors of a transformers model.",
         ) from error
     # transformers fills what is missing with random numbers; only the head may be, no state depends on it
@@ -90,12 +89,6 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
     return module, _tokenizer(folder)
 
 
-def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
-    from preimage.models.gguf_files import read_gguf
-
-    return read_gguf(path, dtype)
-
-
 def _tokenizer(folder: Path) -> Any:
     """The folder's tokenizer, or None where it has none (token ids still work)."""
     from transformers import AutoTokenizer
@@ -106,11 +99,6 @@ def _tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # as above: many kinds, one line
         raise ModelError(
-            f"The tokenizer in {folder} cannot be loaded: {_first_line(error)}",
+            f"The tokenizer in {folder} cannot be loaded: {first_line(error)}",
             "Get its files again, or remove them to work with token ids alone.",
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from preimage.errors import ModelError, OptionError
+from preimage.errors import ModelError, OptionError, first_line
 from preimage.models.aliases import ALIASES, ensure_converted
 from preimage.models.identity import hash_files
 
@@ -142,8 +142,8 @@ def _hub_folder(name: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the network went away, the disk is full: each client has its own kinds
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"The download of {name} failed: {reason}", "Try again; it continues.") from error
+        failed = f"The download of {name} failed: {first_line(error)}"
+        raise ModelError(failed, "Try again; it continues.") from error
 
 
 def _ask_hub(name: str, revision: str | None, tried: str, hint: str) -> None:

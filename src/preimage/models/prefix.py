@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+from preimage.devices import by_device
 from preimage.errors import ModelError
 from preimage.layers import Layer
 from preimage.models.branching import additive, tree_mask
@@ -148,8 +149,8 @@ class Prefix:
         """How many candidates fit in one batch here within a fixed amount of memory."""
         # width of the queries' heads, not the keys': grouped-query attention repeats keys to them
         per_candidate = 2 * (len(self) + 1) * self._model.d_model * self._model.dtype.itemsize
-        kind = self._model.device.type if self._model.device.type in _TRIAL_BYTES else "cpu"
-        return max(1, min(_MAX_CANDIDATES[kind], _TRIAL_BYTES[kind] // per_candidate))
+        most, memory = (by_device(sizes, self._model.device) for sizes in (_MAX_CANDIDATES, _TRIAL_BYTES))
+        return max(1, min(most, memory // per_candidate))
 
     @contextmanager
     def _storing(self) -> Iterator[None]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CellType, CodeType, FunctionType
 from typing import Any
@@ -40,16 +41,23 @@ def random_parameters(model: LanguageModel, seed: int = 0, *, head: bool = True)
     Raises ``ModelError`` where the module cannot be copied, or cannot run in float64 on the CPU.
     """
     copied = model.module if head else model.anatomy.backbone
-    try:
+    with copying(copied):
         require_memory(sum(math.prod(shape) for shape, _ in sizes(copied).values()))
         module = copy_module(copied, _drawn(copied, torch.Generator().manual_seed(seed)))
         with Float64Throughout():
             return DoubleModel(module, None, name=f"{model.name}, random parameters {seed}")
+
+
+@contextmanager
+def copying(module: nn.Module) -> Iterator[None]:
+    """Whatever goes wrong inside is told as one ``ModelError``."""
+    try:
+        yield
     except PreimageError:
         raise
     except Exception as error:  # many kinds, one line
         raise ModelError(
-            f"{type(copied).__name__} cannot be copied at random parameters: {error}",
+            f"{type(module).__name__} cannot be copied at random parameters: {error}",
             "Use a module that copy.deepcopy can copy.",
         ) from error
 

@@ -22,19 +22,9 @@ Split: TypeAlias = Literal["train", "test"]
 
 # A choice of packages, not all: enough text, and each in every Python since 3.11.
 PACKAGES = (
-    "asyncio",
-    "collections",
-    "concurrent",
-    "email",
-    "html",
-    "http",
-    "importlib",
-    "json",
-    "logging",
-    "unittest",
-    "urllib",
-    "xml",
-)
+    "asyncio", "collections", "concurrent", "email", "html", "http", "importlib", "json", "logging",
+    "unittest", "urllib", "xml",
+)  # fmt: skip
 SKIPPED_FOLDERS = {"test", "tests", "__pycache__", "site-packages"}
 # Shorter paragraphs ("Example:", "else:") recur by chance and give nothing away.
 SHARED_PARAGRAPH = 40

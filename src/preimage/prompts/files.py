@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from preimage.errors import PromptError
+from preimage.errors import PromptError, first_line
 from preimage.prompts.tokens import Entry, Prompt
 
 # In this order: text is right under any tokenizer, ids only under the one that made them.
@@ -31,7 +31,7 @@ def read_file(path: Path, *, whole: bool) -> Iterator[Entry]:
     suffix = path.suffix.lower()
     _check_is_file(path)
     if suffix == ".txt":
-        return _read_document(path) if whole else _read_text(path)
+        return _read_document(path) if whole else (Entry(name, line) for name, line in _lines(path))
     if suffix == ".jsonl":
         return _read_jsonl(path)
     if suffix == ".parquet":
@@ -80,10 +80,6 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
                     yield name, line
     except OSError as error:
         raise _unreadable(path, error) from None
-
-
-def _read_text(path: Path) -> Iterator[Entry]:
-    return (Entry(name, line) for name, line in _lines(path))
 
 
 def _read_document(path: Path) -> Iterator[Entry]:
@@ -146,14 +142,12 @@ def _read_parquet(path: Path) -> Iterator[Entry]:
     except OSError as error:
         raise _unreadable(path, error) from None
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise PromptError(
-            f"{path} is no readable parquet file: {first_line(error)}.", "Write it anew."
-        ) from None
+        raise PromptError(f"{path} is no readable parquet file: {reason(error)}.", "Write it anew.") from None
 
 
-def first_line(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """The first line of an error's text, cut to a readable length, without the final stop."""
-    return clip((str(error).strip() or type(error).__name__).splitlines()[0]).rstrip(".")
+    return clip(first_line(error)).rstrip(".")
 
 
 def clip(text: str) -> str:
@@ -162,5 +156,5 @@ def clip(text: str) -> str:
 
 
 def _unreadable(path: Path, error: OSError) -> PromptError:
-    reason = error.strerror or first_line(error)
-    return PromptError(f"{path} cannot be read: {reason}.", "Check the file and its permissions.")
+    problem = error.strerror or reason(error)
+    return PromptError(f"{path} cannot be read: {problem}.", "Check the file and its permissions.")

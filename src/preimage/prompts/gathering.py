@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from itertools import repeat
+from itertools import repeat, zip_longest
 from pathlib import Path
 from random import Random
 from typing import NamedTuple, Protocol, TypeAlias, cast
@@ -78,11 +78,14 @@ def gather(source: Source, model: TakesTokens, options: PromptOptions = _ALL) ->
     >>> gather("random", Vocabulary(None, 50, None), PromptOptions(count=3, length=4)).lengths
     (4, 4, 4)
     """
-    tokenizer, vocab_size, max_length = model.tokenizer, model.vocab_size, model.max_length
     if isinstance(source, PromptSet):
-        return _cut_set(source, options, vocab_size, max_length)
-    _check_window(options, max_length)
-    gatherer = _Gatherer(tokenizer, options, vocab_size, max_length)
+        return _cut_set(source, options, model)
+    if options.length is not None and model.max_length is not None and options.length > model.max_length:
+        raise PromptError(
+            f"length is {options.length}; this model takes at most {model.max_length} tokens.",
+            "Set a smaller length.",
+        )
+    gatherer = _Gatherer(model, options)
     if isinstance(source, str) and source.split(":")[0] == "default":
         ids = gatherer.default(source)
     elif isinstance(source, str) and source == "random":
@@ -103,13 +106,9 @@ def gather(source: Source, model: TakesTokens, options: PromptOptions = _ALL) ->
 class _Gatherer:
     """One gathering: the model's limits, and which ids were taken already."""
 
-    def __init__(
-        self, tokenizer: Tokenizer | None, options: PromptOptions, vocab_size: int, max_length: int | None
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.options = options
-        self.vocab_size = vocab_size
-        self.max_length = max_length
+    def __init__(self, model: TakesTokens, options: PromptOptions) -> None:
+        self.tokenizer, self.options = model.tokenizer, options
+        self.vocab_size, self.max_length = model.vocab_size, model.max_length
         self.rng = Random(options.seed)
         self.taken: set[Ids] = set()
         self.duplicates = 0
@@ -145,7 +144,7 @@ class _Gatherer:
             raise _too_few(source, count, each * len(parts), "a shorter length gives more")
         if count is None:
             parts = [part[:each] for part in parts]
-        return _interleave(parts)
+        return [ids for row in zip_longest(*parts) for ids in row if ids is not None]
 
     def random(self) -> list[Ids]:
         """Uniform ids, ``count`` prompts of ``length`` tokens (BOS first where it is wanted)."""
@@ -176,13 +175,9 @@ class _Gatherer:
 
     def _whole(self, entry: Entry) -> Ids:
         return encode(
-            entry.prompt,
-            self.tokenizer,
-            vocab_size=self.vocab_size,
-            max_length=self.max_length,
-            bos=self.options.bos,
-            name=entry.name,
-        )
+            entry.prompt, self.tokenizer, vocab_size=self.vocab_size, max_length=self.max_length,
+            bos=self.options.bos, name=entry.name,
+        )  # fmt: skip
 
     def _windows(self, entries: Iterable[Entry], length: int, count: int | None) -> Iterator[Ids]:
         return spread((self._cut(entry, length) for entry in entries), self.rng, count)
@@ -229,14 +224,6 @@ def _room(length: int, begin: int | None) -> int:
     return room
 
 
-def _check_window(options: PromptOptions, max_length: int | None) -> None:
-    if options.length is not None and max_length is not None and options.length > max_length:
-        raise PromptError(
-            f"length is {options.length}; this model takes at most {max_length} tokens.",
-            "Set a smaller length.",
-        )
-
-
 def _listed(prompts: object) -> Iterator[Entry]:
     if not isinstance(prompts, Iterable):
         raise PromptError(
@@ -246,13 +233,11 @@ def _listed(prompts: object) -> Iterator[Entry]:
     return (Entry(f"prompt {number}", prompt) for number, prompt in enumerate(prompts))
 
 
-def _cut_set(
-    prompts: PromptSet, options: PromptOptions, vocab_size: int, max_length: int | None
-) -> PromptSet:
+def _cut_set(prompts: PromptSet, options: PromptOptions, model: TakesTokens) -> PromptSet:
     # it may have been gathered for another model
     for number, ids in enumerate(prompts):
-        check_range(ids, vocab_size=vocab_size, name=f"prompt {number}")
-        check_length(ids, max_length=max_length, name=f"prompt {number}")
+        check_range(ids, vocab_size=model.vocab_size, name=f"prompt {number}")
+        check_length(ids, max_length=model.max_length, name=f"prompt {number}")
     if options.count is None or options.count >= len(prompts):
         return prompts
     return replace(prompts, ids=prompts.ids[: options.count])
@@ -267,11 +252,6 @@ def _parse_default(source: str) -> tuple[tuple[Kind, ...], Split]:
             "Allowed: default[:prose|:code][:train|:test].",
         )
     return cast(tuple[Kind, ...], tuple(parts) or ("prose", "code")), cast(Split, split)
-
-
-def _interleave(parts: list[list[Ids]]) -> list[Ids]:
-    longest = max(map(len, parts))
-    return [part[k] for k in range(longest) for part in parts if k < len(part)]
 
 
 def _shares(count: int | None, parts: int) -> list[int | None]:

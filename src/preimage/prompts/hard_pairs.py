@@ -67,10 +67,11 @@ def hard_pairs(
     """
     check_whole("seed", seed, at_least=0)
     check_whole("bases", bases, at_least=1)
-    given = list(prompts)
-    _check(given, vocab_size, max_length, bos)
-    limits = _Limits(vocab_size, max_length, bos)
-    chosen = _spread(list(dict.fromkeys(given)), bases)
+    given, limits = list(prompts), _Limits(vocab_size, max_length, bos)
+    limits.check(given)
+    distinct = list(dict.fromkeys(given))
+    count = min(bases, len(distinct))
+    chosen = [distinct[k * len(distinct) // count] for k in range(count)]
     pairs: dict[frozenset[Ids], HardPair] = {}
     for pair in _every_pair(chosen, tokenizer, limits, Random(seed)):
         if pair.first != pair.second:
@@ -103,22 +104,16 @@ class _Limits:
         """As many of the ids as the model takes."""
         return ids[: self.max_length]
 
-
-def _check(prompts: list[Ids], vocab_size: int, max_length: int | None, bos: int | None) -> None:
-    if not prompts:
-        raise PromptError("There are no prompts to make hard pairs from.", "Give at least one.")
-    for number, ids in enumerate(prompts):
-        if not ids:
-            raise PromptError(f"prompt {number} has no tokens.", "A prompt needs at least one token.")
-        check_range(ids, vocab_size=vocab_size, name=f"prompt {number}")
-        check_length(ids, max_length=max_length, name=f"prompt {number}")
-    if bos is not None:
-        check_range([bos], vocab_size=vocab_size, name="The BOS given")
-
-
-def _spread(prompts: list[Ids], count: int) -> list[Ids]:
-    count = min(count, len(prompts))
-    return [prompts[k * len(prompts) // count] for k in range(count)]
+    def check(self, prompts: list[Ids]) -> None:
+        """Refuse prompts that do not keep to it themselves."""
+        if not prompts:
+            raise PromptError("There are no prompts to make hard pairs from.", "Give at least one.")
+        for number, ids in enumerate(prompts):
+            if not ids:
+                raise PromptError(f"prompt {number} has no tokens.", "A prompt needs at least one token.")
+            check_range(ids, vocab_size=self.vocab_size, name=f"prompt {number}")
+            check_length(ids, max_length=self.max_length, name=f"prompt {number}")
+        check_range(self.head, vocab_size=self.vocab_size, name="The BOS given")
 
 
 def _every_pair(

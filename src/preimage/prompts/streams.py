@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from preimage.errors import MissingExtraError, PromptError
-from preimage.prompts.files import choose_column, first_line
+from preimage.prompts.files import choose_column, reason
 from preimage.prompts.tokens import Entry
 
 PREFIX = "datasets:"
@@ -77,7 +77,7 @@ def _rows(wanted: StreamName, source: str) -> Iterator[Mapping[str, Any]]:
         yield from load_dataset(wanted.name, wanted.config, split=wanted.split, streaming=True)
     except Exception as error:  # whatever a loader raises: network, hub, split, broken file
         raise PromptError(
-            f"{source} cannot be read: {first_line(error)}.",
+            f"{source} cannot be read: {reason(error)}.",
             "A source is datasets:NAME[:SPLIT[:COLUMN]], NAME a local folder or a hub dataset"
             " (OWNER/NAME or OWNER/NAME/CONFIG).",
         ) from None

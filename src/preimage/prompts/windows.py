@@ -41,14 +41,12 @@ def spread(
             continue
         pool.append(windows)
         size += len(windows)
-        if count is not None and _is_enough(len(pool), size, count):
+        if count is None or len(pool) < min(count, POOL_DOCUMENTS):
+            continue
+        if size >= POOL_WINDOWS_PER_PROMPT * count:
             yield from _round_robin(pool, rng)
             pool, size = [], 0
     yield from _round_robin(pool, rng)
-
-
-def _is_enough(documents: int, windows: int, count: int) -> bool:
-    return windows >= POOL_WINDOWS_PER_PROMPT * count and documents >= min(count, POOL_DOCUMENTS)
 
 
 def _round_robin(pool: list[list[tuple[int, ...]]], rng: Random) -> Iterator[tuple[int, ...]]:
