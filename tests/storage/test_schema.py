@@ -29,8 +29,10 @@ def written() -> dict[str, dict[str, str]]:
             if isinstance(kind, type) and kind.__module__ == name and is_dataclass(kind):
                 kinds[f"{name}.{kind.__name__}"] = {field.name: str(field.type) for field in fields(kind)}
             elif isinstance(kind, type) and kind.__module__ == name and hasattr(kind, "_fields"):
+                hints = kind.__annotations__
                 kinds[f"{name}.{kind.__name__}"] = {
-                    field: str(kind.__annotations__[field]) for field in kind._fields
+                    field: getattr(hints[field], "__forward_arg__", str(hints[field]))
+                    for field in kind._fields
                 }
     return dict(sorted(kinds.items()))
 
