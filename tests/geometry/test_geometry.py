@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -25,70 +24,12 @@ from preimage.figures import (
     near_collision_figure,
     quantised_figure,
 )
-from preimage.geometry import (
-    Geometry,
-    GeometryOptions,
-    GeometrySweep,
-    Quantiser,
-    QuantiserGrid,
-    measure_geometry,
-)
-from preimage.geometry.quantiser import GRANULARITIES, RANGES, CodeRange
+from preimage.geometry import Geometry, GeometryOptions, GeometrySweep, Quantiser, measure_geometry
+from preimage.geometry.quantiser import GRANULARITIES, RANGES
 from preimage.geometry.ratios import largest_ratio, measure_ratios
 from preimage.states import States
-from support.tiny import VOCABULARY, random_ids, tiny
-
-# --- distances of prompts ---------------------------------------------------------------------
-
-
-def edits(one: Sequence[int], other: Sequence[int]) -> int:
-    """Levenshtein's distance, by its definition."""
-    row = list(range(len(other) + 1))
-    for i, token in enumerate(one, start=1):
-        before, row = row, [i]
-        for j, second in enumerate(other, start=1):
-            row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + (token != second)))
-    return row[-1]
-
-
-def table(prompts: PromptDistances) -> Tensor:
-    """The distances of all pairs."""
-    every = torch.arange(len(prompts.lengths))
-    return prompts.of(every.repeat_interleave(len(every)), every.repeat(len(every))).view(len(every), -1)
-
-
-prompt_sets = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=9), min_size=2, max_size=12)
-
-
-@settings(max_examples=60, deadline=None)
-@given(ids=prompt_sets)
-def test_prompt_distances_are_exact(ids: list[list[int]]) -> None:
-    prompts = PromptDistances(ids)
-    equal = len({len(row) for row in ids}) == 1
-    assert prompts.name == ("hamming" if equal else "levenshtein")
-    apart = table(prompts)
-    every = torch.arange(len(ids))
-    least = prompts.at_least(every, every)
-    assert bool((least <= apart).all())
-    for i, one in enumerate(ids):
-        for j, other in enumerate(ids):
-            true = sum(a != b for a, b in zip(one, other, strict=True)) if equal else edits(one, other)
-            assert int(apart[i, j]) == true
-
-
-def test_lower_bounds_are_near_the_distances() -> None:
-    """Of prompts with many tokens, few share a bucket by chance."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, 49152, (60, 32), generator=generator)
-    ids[1::2, :20] = ids[::2, :20]  # pairs that share the first 20 tokens
-    for lengths in ([32] * 60, [int(n) for n in torch.randint(24, 33, (60,), generator=generator)]):
-        prompts = PromptDistances([row[:n].tolist() for row, n in zip(ids, lengths, strict=True)])
-        every = torch.arange(60)
-        least, apart = prompts.at_least(every, every), table(prompts)
-        assert bool((least <= apart).all())
-        assert float((apart - least).mean()) < 2.5
-        assert int(least[0, 1]) <= 12
-
+from support.geometry import captured, table
+from support.tiny import VOCABULARY
 
 # --- ratios -----------------------------------------------------------------------------------
 
@@ -154,56 +95,7 @@ def test_many_rows_take_few_certified_pairs(monkeypatch: pytest.MonkeyPatch) -> 
     assert seen < 0.1 * 1500**2
 
 
-# --- quantisers -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bits", [2, 4, 8, 16])
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("range_", RANGES)
-def test_a_quantiser_is_off_by_half_a_step_at_most(bits: int, granularity: str, range_: str) -> None:  # N13
-    x = torch.randn(40, 12, generator=torch.Generator().manual_seed(0)) * 3 + 1
-    grid = Quantiser(bits, granularity, range_, percentile=100.0).fit(x)
-    codes = grid.encode(x)
-    stored = grid.decode(codes)
-    assert bool(((stored - x.double()).abs() <= grid.step / 2 * (1 + 1e-12)).all())
-    assert torch.equal(grid.encode(stored), codes)
-    first, last = grid.first, grid.last
-    assert first <= int(codes.min()) <= int(codes.max()) <= last
-    if granularity != "vector":
-        assert torch.equal(grid.encode(x[:7]), codes[:7])  # rows are independent
-    assert torch.equal(Quantiser(bits, "vector", range_).fit(x[3:4]).encode(x[3:4]),
-                       Quantiser(bits, "vector", range_).fit(x).encode(x)[3:4])  # fmt: skip
-
-
-def test_absmax_is_the_published_step_and_outliers_flatten_the_rest() -> None:
-    x = torch.randn(512, 64, generator=torch.Generator().manual_seed(0))
-    assert float(Quantiser(8).fit(x).step) == pytest.approx(float(x.abs().max()) / 127)
-    x[:, :3] = 300.0  # three shared outliers: 512 rows become one
-    assert len(Quantiser(4).fit(x).encode(x).unique(dim=0)) == 1
-    assert len(Quantiser(4, "channel").fit(x).encode(x).unique(dim=0)) == 512
-
-
-def test_a_percentile_cuts_off() -> None:
-    x = torch.arange(1.0, 101.0)[:, None]
-    grid = Quantiser(8, range="percentile", percentile=90.0).fit(x)
-    assert float(grid.step) == pytest.approx(90 / 127)
-    assert int(grid.encode(x)[-1]) == 127
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"bits": 1}, {"bits": 17}, {"granularity": "row"}, {"range": "max"}, {"percentile": 0.0}]
-)
-def test_wrong_quantisers_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(OptionError):
-        Quantiser(**wrong)  # type: ignore[arg-type]
-
-
 # --- the whole --------------------------------------------------------------------------------
-
-
-def captured(count: int = 30, length: int = 6) -> States:
-    prompts = [random_ids(length, seed) for seed in range(count)]
-    return preimage.capture(tiny("llama"), prompts, positions="last")
 
 
 def given_states(x: Tensor, ids: Sequence[Sequence[int]], layer: int) -> States:
@@ -476,33 +368,3 @@ def test_saved_geometry_is_read_back(tmp_path: Path) -> None:
     assert math.isnan(again.layers[1].anisotropy)
     with pytest.raises(RunFolderError, match="is not a saved geometry-sweep: its kind is 'geometry'"):
         GeometrySweep.load(path)
-
-
-def test_a_range_is_added_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unit(x: Tensor, axes: tuple[int, ...], _: float) -> tuple[Tensor, Tensor]:
-        high = torch.ones_like(x.amax(axes, keepdim=True))
-        return -high, high
-
-    monkeypatch.setitem(RANGES, "unit", CodeRange(unit, symmetric=True))
-    x = torch.tensor([[0.5, 3.0], [-1.0, 0.0]])
-    assert Quantiser(3, range="unit").fit(x).encode(x).tolist() == [[2, 3], [-3, 0]]
-    with pytest.raises(OptionError, match="not known") as refused:
-        Quantiser(range="units")
-    assert "unit" in str(refused.value.hint)
-
-
-def test_a_quantiser_of_ones_own_is_given_as_an_object() -> None:
-    @dataclass(frozen=True)
-    class Coarse(Quantiser):
-        def fit(self, x: Tensor) -> QuantiserGrid:
-            grid = super().fit(x)
-            return replace(grid, step=2 * grid.step)
-
-    states = captured(9)
-    own = measure_geometry(states, bits=(None, 4), quantiser=Coarse())
-    plain = measure_geometry(states, bits=(None, 4))
-    for layer in states.layers:
-        step, usual = (shape.quantised[4].layers[layer].quantised for shape in (own, plain))
-        assert step is not None
-        assert usual is not None
-        assert step.step == 2 * usual.step

@@ -33,6 +33,7 @@ def written() -> dict[str, dict[str, str]]:
                 kinds[f"{name}.{kind.__name__}"] = {
                     field: getattr(hints[field], "__forward_arg__", str(hints[field]))
                     for field in kind._fields
+                    for field in kind._fields
                 }
     return dict(sorted(kinds.items()))
 
