@@ -144,7 +144,7 @@ def test_symmetry(llama: str, document: Document, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("kind", updates.KINDS)
 def test_optimizer_on_the_small_model(kind: str, document: Document) -> None:
     code, found = document("optimizer", "--optimizer", kind, "--steps", 2, "--learning-rate", 1e-3)
-    assert (code, found["holds"], found["command"]) == (0, True, "theory optimizer")
+    assert (code, found["holds"], found["command"]) == (0, True, "theory optimiser")
     assert found["subject"]["options"]["optimiser"] == kind
     assert len(found["tables"]["steps"]) == 2
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import preimage
+from preimage import preparation
 from preimage.bench import bench_geometry
 from preimage.cli import main
 from preimage.distances import PairScan, row_distances, same_rows, some_near
@@ -31,13 +32,12 @@ from preimage.geometry import (
     measure_geometry,
     propagate,
     sweep_geometry,
-    sweeping,
 )
 from preimage.geometry.layer import measure_subsets
 from preimage.geometry.quantiser import GRANULARITIES
 from preimage.geometry.result import Geometry
 from preimage.layers import parse_layers
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, ModelFiles
 from preimage.models.float64 import double_copy, in_double
 from preimage.prompts import PromptOptions, Vocabulary, gather
 from preimage.storage import read_json
@@ -267,12 +267,11 @@ def test_the_command_sweeps(
     single = [*given[:2], str(tmp_path / "gpt2"), *given[3:8], "8", "--propagate", "--json"]
     loaded: list[object] = []
 
-    def load(given: str | LanguageModel, **options: str) -> LanguageModel:
-        if isinstance(given, str):
-            loaded.append(given)
+    def load(given: ModelFiles, **options: str) -> LanguageModel:
+        loaded.append(given)
         return preimage.load(given, **options)
 
-    monkeypatch.setattr(sweeping, "load", load)
+    monkeypatch.setattr(preparation, "load", load)
     assert main([*single, "--out", str(tmp_path / "one")]) == 0
     capsys.readouterr()
     assert len(loaded) == 1
