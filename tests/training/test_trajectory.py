@@ -137,7 +137,7 @@ def test_too_little_text_is_refused(texts: list[str]) -> None:
         prepare_text(["short"], OPTIONS)
     with pytest.raises(PromptError, match="probes of 12 tokens, not 100000"):
         prepare_text(texts, replace(OPTIONS, probes=100_000))
-    with pytest.raises(PromptError, match="no list of texts"):
+    with pytest.raises(PromptError, match="not a list of texts"):
         prepare_text("one text", OPTIONS)
 
 

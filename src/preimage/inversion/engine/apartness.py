@@ -116,7 +116,8 @@ class Apartness:
             tested = distances_of(job.others[index], self._model.vocab_size)
             tested[token] = job.distances[index]
             rest = torch.isinf(tested).nonzero().flatten()
-            self._verifier.test(prefix, rest, job.target[index], tested, job.budget)
+            for part in rest.split(prefix.max_candidates) if len(rest) else ():
+                self._verifier.test(prefix, part, job.target[index], tested, job.budget)
             if bool(torch.isinf(tested).any()):
                 job.budget.check()
             job.note_scan(index, tested)

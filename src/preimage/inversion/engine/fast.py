@@ -270,7 +270,6 @@ class FastInverter:
         policy = self._repair_policy(prefix, job.observed[at], ranked)
         nearest: int | None = None
         while nearest is None and len(ids := policy.propose(torch.isinf(tested))):
-            job.budget.check()
             ids = ids[: job.budget.tests_left]
             self._verifier.test(prefix, ids, job.target[at], tested, job.budget)
             known.update(zip(ids.tolist(), tested[ids].tolist(), strict=True))

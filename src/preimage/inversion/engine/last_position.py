@@ -67,7 +67,8 @@ def _scan(
     prefix = model.prefix(verifier.layer)
     tested, reason = distances_of({}, model.vocab_size), "the budget is spent"
     try:
-        verifier.test(prefix, torch.arange(model.vocab_size), target[0], tested, budget)
+        for part in torch.arange(model.vocab_size).split(prefix.max_candidates):
+            verifier.test(prefix, part, target[0], tested, budget)
     except BudgetSpentError as spent:
         reason = str(spent)
     whole = not bool(torch.isinf(tested).any())

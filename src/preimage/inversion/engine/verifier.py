@@ -150,12 +150,11 @@ class Verifier:
         tested: Tensor,
         budget: Budget,
     ) -> None:
-        """Put the distances of candidates into ``tested``, in batches, as far as the budget goes."""
-        for part in ids.split(prefix.max_candidates) if len(ids) else ():
-            budget.check()
-            part = part[: budget.tests_left]
-            tested[part] = self.distances(prefix, part, target)
-            budget.tests += len(part)
+        """Put the distances of a batch of candidates into ``tested``, as far as the budget goes."""
+        budget.check()
+        ids = ids[: budget.tests_left]
+        tested[ids] = self.distances(prefix, ids, target)
+        budget.tests += len(ids)
 
     def whole_sequence(self, ids: Sequence[int], target: Target) -> list[float]:
         """Distance at every position after one plain pass over a whole prompt: the final word."""
