@@ -136,7 +136,7 @@ def test_symmetry(llama: str, document: Document, monkeypatch: pytest.MonkeyPatc
     assert found["subject"]["prompts"] == 2
     code, found = document("symmetry", "--model", llama)
     assert (code, found["subject"]["prompts"]) == (0, 8)  # of the default corpus
-    monkeypatch.setattr(group, "permute_heads", mix_queries_keys)  # which is no symmetry here
+    monkeypatch.setattr(group.acts, "permute_heads", mix_queries_keys)  # which is no symmetry here
     code, found = document("symmetry", "--model", llama, *TWO)
     assert (code, found["holds"]) == (1, False)
 
@@ -288,7 +288,7 @@ def test_verify_sees_what_is_broken(document: Document, monkeypatch: pytest.Monk
     code, found = document("verify")
     assert (code, found["holds"]) == (0, True)
     monkeypatch.setattr(verification, "new_model", kinked)  # analyticity
-    monkeypatch.setattr(group, "permute_heads", mix_queries_keys)  # symmetry
+    monkeypatch.setattr(group.acts, "permute_heads", mix_queries_keys)  # symmetry
     monkeypatch.setitem(updates._UPDATES, "gradient-descent", other_rate)  # optimiser
     monkeypatch.setattr(discriminant, "COLLISION", 0.0)
     monkeypatch.setattr(rounding, "_PRODUCTS", 1e-3)  # structure: rounding is taken for distance
