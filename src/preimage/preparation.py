@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from preimage.errors import PromptError
 from preimage.layers import Layer, LayerSpec, parse_layers
-from preimage.models import check_device, check_dtype, load, locate, read_preview
+from preimage.models import check_device, check_dtype, locate, read_preview
 from preimage.prompts import PromptOptions, PromptSet, gather
 from preimage.prompts.gathering import Source
 
@@ -43,6 +43,8 @@ class Preparation:
     @cached_property
     def model(self) -> LanguageModel:
         """The model, loaded."""
+        from preimage.models import load  # which imports torch
+
         model = load(self.files or self.name, dtype=self._dtype, device=self._device)
         if self._preview is not None and not self._preview.tokenizer.same_as(model.tokenizer):
             self._gathered.clear()  # transformers reads the tokenizer's files in another way

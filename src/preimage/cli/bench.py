@@ -31,9 +31,9 @@ def capture(
     json: arg.Json = False,
 ) -> None:
     """Capture of all layers against a plain transformers forward pass over the same prompts."""
+    loaded, _ = arg.prepare(model, layers="all", dtype=dtype, device=device)
     from preimage.bench import bench_capture
 
-    loaded, _ = arg.prepare(model, layers="all", dtype=dtype, device=device)
     with progress_bar() as progress:
         result = bench_capture(
             loaded, count=count, length=length, rounds=rounds, batch_tokens=batch_tokens, progress=progress
@@ -64,9 +64,9 @@ def inversion(
     json: arg.Json = False,
 ) -> None:
     """Inversion against a plain forward pass and against SIPIT, on the same prompts in one run."""
+    loaded, _ = arg.prepare(model, layers=layers, dtype=dtype, device=device)
     from preimage.bench import BenchPrompts, SipitRuns, bench_inversion
 
-    loaded, _ = arg.prepare(model, layers=layers, dtype=dtype, device=device)
     with progress_bar() as progress:
         result = bench_inversion(
             loaded, layers, prompts=BenchPrompts(prose, code, random, length, seed), proposers=proposers,
@@ -102,9 +102,9 @@ def throughput(
     json: arg.Json = False,
 ) -> None:
     """Inversion of many prompts at once against batched plain forward passes over them; for a GPU."""
+    loaded, _ = arg.prepare(model, layers=layers, dtype=dtype, device=device)
     from preimage.bench import BenchPrompts, bench_throughput
 
-    loaded, _ = arg.prepare(model, layers=layers, dtype=dtype, device=device)
     with progress_bar() as progress:
         result = bench_throughput(
             loaded, layers, prompts=BenchPrompts(prose, code, random, length, seed), rounds=rounds,
@@ -130,6 +130,10 @@ def pairs(
     json: arg.Json = False,
 ) -> None:
     """Certified minimum and nearest neighbours of all pairs against the bare matrix products."""
+    from preimage.prompts.prompt_set import check_whole
+
+    for name, value, at_least in (("n", n, 3), ("d", d, 1), ("sets", sets, 1), ("rounds", rounds, 1)):
+        check_whole(name, value, at_least=at_least)
     from preimage.bench import bench_pairs
 
     with progress_bar() as progress:
@@ -158,9 +162,9 @@ def geometry(
     json: arg.Json = False,
 ) -> None:
     """The exact co-Lipschitz constant of all pairs against the margin alone, on the same states."""
+    loaded, _ = arg.prepare(model, layers=layers, dtype=dtype, device=device)
     from preimage.bench import bench_geometry
 
-    loaded, _ = arg.prepare(model, layers=layers, dtype=dtype, device=device)
     with progress_bar() as progress:
         result = bench_geometry(
             loaded, layers, source=source, count=count, length=length, rounds=rounds, seed=seed,

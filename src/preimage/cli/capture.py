@@ -43,6 +43,10 @@ def capture(
         return
     if layer is not None or key is not None:
         raise OptionError("--layer and --key go with --from-tensor.", "Use --layers to choose layers.")
+    if positions not in ("all", "last"):
+        raise OptionError(f"positions {positions!r} is not known.", "Use all or last.")
+    if batch_tokens is not None and batch_tokens < 1:
+        raise OptionError(f"batch_tokens is {batch_tokens}.", "Give at least 1.")
     import preimage
 
     choice = arg.PromptChoice(text, prompts, count, length, seed, bos)

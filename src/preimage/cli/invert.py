@@ -54,7 +54,6 @@ def invert(
     from preimage.inversion import InvertOptions
     from preimage.layers import parse_layer
     from preimage.preparation import Preparation
-    from preimage.states.bundle import open_bundle
 
     options = InvertOptions(
         method=method, proposers=proposers, prove=prove, seed=seed, tolerance=tolerance,
@@ -70,6 +69,8 @@ def invert(
     prepared = Preparation(model or "smollm2", dtype=dtype, device=device)
     wanted = None if layer is None else parse_layer(layer, prepared.known.n_layers)
     if manifest is not None:
+        from preimage.states.bundle import open_bundle
+
         states, known = open_bundle(Path(bundle or ""), manifest), prepared.known
         states.require_sizes(prepared.name, known.d_model, known.max_length)
         if not any_model:

@@ -34,12 +34,14 @@ def train(
     json: arg.Json = False,
 ) -> None:
     """Train a lens for a layer; an interrupted training continues when it is run again."""
-    from preimage.inversion.proposers.lens_files import default_path
     from preimage.layers import parse_layer
-    from preimage.training import LensOptions, train_lens
+    from preimage.training import LensOptions
 
     options = LensOptions(steps=steps, batch_tokens=batch_tokens, rank=rank, hidden=hidden, seed=seed)
     loaded, _ = arg.prepare(model, layer=layer, dtype=dtype, device=device)
+    from preimage.inversion.proposers.lens_files import default_path
+    from preimage.training import train_lens
+
     at = parse_layer(layer, loaded.n_layers)
     path = out or default_path(loaded, at)
     with progress_bar() as progress:

@@ -142,8 +142,7 @@ def optimiser(
     json: arg.Json = False,
 ) -> int:
     """Run ``check_optimiser``."""
-    from preimage.theory import OptimiserOptions, check_optimiser
-    from preimage.theory.verification import small_model
+    from preimage.theory import OptimiserOptions
 
     _check_folder(out)
     options = OptimiserOptions(kind, steps, learning_rate, momentum, betas, eps, weight_decay, method)
@@ -152,11 +151,15 @@ def optimiser(
         raise OptionError("The small model has prompts of its own.", "Give --model too, or no prompts.")
     ids: Sequence[tuple[int, ...]]
     if model is None:
+        from preimage.theory.verification import small_model
+
         loaded, ids = small_model("llama", seed), SMALL_PROMPTS
     else:
         choice = _few(arg.PromptChoice(text, prompts, count, length, seed, bos))
         loaded, (chosen,) = arg.prepare(model, choice, dtype=dtype, device=device)
         ids = list(chosen)
+    from preimage.theory import check_optimiser
+
     with progress_bar() as progress:
         report = check_optimiser(loaded, ids, options=options, progress=progress)
     return _finish("optimiser", loaded, report, out, json)

@@ -7,22 +7,20 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+from preimage import models
 from preimage.devices import BATCH_TOKENS, by_device
 from preimage.errors import OptionError, PromptError
-from preimage.geometry.measuring import MeasuredLayers, measure_states, plan_of
 from preimage.geometry.options import GeometryOptions, SweepOptions
 from preimage.geometry.result import Geometry, GeometrySweep, Setting, SweptGeometry
 from preimage.layers import LayerSpec, parse_layers
-from preimage.models import LanguageModel
 from preimage.preparation import Preparation
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptOptions, PromptSet
-from preimage.states import capture
 from preimage.storage import Run, write_table
 
 
 def sweep_geometry(
-    over: SweepOptions | Sequence[str | LanguageModel],
+    over: SweepOptions | Sequence[str | models.LanguageModel],
     source: str | Path | Sequence[str] = "default",
     *,
     layers: LayerSpec = "all",
@@ -80,7 +78,7 @@ def sweep_geometry(
 
 
 def measure_model(
-    model: LanguageModel,
+    model: models.LanguageModel,
     prompts: PromptSet,
     layers: LayerSpec = "all",
     *,
@@ -89,6 +87,9 @@ def measure_model(
     progress: Progress = silent,
 ) -> Geometry:
     """Capture the last states of prompts and measure them; with ``out``, continued or found done there."""
+    from preimage.geometry.measuring import MeasuredLayers, measure_states, plan_of  # which import torch
+    from preimage.states import capture
+
     chosen, wanted = options or GeometryOptions(), parse_layers(layers, model.n_layers)
     run = Run(plan_of(model.identity.to_dict(), prompts.ids, wanted, chosen), out)
     if run.results is not None:
