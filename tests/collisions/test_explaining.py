@@ -23,6 +23,7 @@ from preimage.collisions.structure import (
 from preimage.distances import norms
 from preimage.figures import spacing_figure
 from preimage.layers import Layer
+from preimage.storage import decode
 from support.collisions import BOS, FAMILY, all_distances, changed, deaf, ends, flat, with_twins
 from support.folders import VOCABULARY as TEXT_VOCABULARY
 from support.folders import make_tokenizer
@@ -146,7 +147,7 @@ def test_a_set_of_nothing_but_one_family_has_no_separation() -> None:
         spacing = found.spacing
         assert (spacing.closest, spacing.margin, spacing.normalised_margin) == ((), None, None)
         assert (spacing.pairs, spacing.unexplained, spacing.closest_pair.explanation) == (3, 0, CONSTANT)
-        assert LayerCollisions.from_dict(json.loads(json.dumps(asdict(found)))) == found
+        assert decode(LayerCollisions, json.loads(json.dumps(asdict(found)))) == found
     assert spacing_figure(audit).data
     assert closest_prompts(audit) == []
 

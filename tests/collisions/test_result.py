@@ -60,7 +60,7 @@ def test_results_survive_json(tmp_path: Path) -> None:
             type(result).load(tmp_path / f"{kind}.json") == type(result).from_dict(result.to_dict()) == result
         )
     error = refused(RunFolderError, lambda: CollisionAudit.load(tmp_path / "continuations.json"))
-    assert error.message == f"{tmp_path / 'continuations.json'} holds continuations, not collisions."
+    assert error.message.endswith("is not a saved collisions: its kind is 'continuations', not 'collisions'.")
 
 
 def test_the_figure_has_a_curve_for_every_quantity() -> None:

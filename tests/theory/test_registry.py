@@ -42,4 +42,4 @@ def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert TheoryReport.load(endless.save(path)).verdicts[0].value is None
     path.write_text(json.dumps({"kind": "collisions"}))
     error = refused(RunFolderError, lambda: TheoryReport.load(path))
-    assert error.message == f"{path} is not a theory report."
+    assert error.message == f"{path} is not a saved theory: its kind is 'collisions', not 'theory'."
