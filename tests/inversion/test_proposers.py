@@ -355,8 +355,7 @@ def test_the_prior_helps_text_and_leaves_random_tokens_alone(smollm2: LanguageMo
     misses = {}
     for source in ("default:prose", "random"):
         options = preimage.PromptOptions(count=8, length=48, seed=13)
-        limits = {"vocab_size": smollm2.vocab_size, "max_length": None}
-        ids = torch.tensor(list(preimage.prompts.gather(source, smollm2.tokenizer, options, **limits)))
+        ids = torch.tensor(list(preimage.prompts.gather(source, smollm2, options)))
         observed, valid = smollm2.states(ids, (8,))[8], torch.ones_like(ids, dtype=torch.bool)
         misses[source] = [int((p.score(observed, valid).best() != ids).sum()) for p in (base, both)]
     assert misses["default:prose"][1] < misses["default:prose"][0]

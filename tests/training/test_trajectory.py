@@ -224,7 +224,7 @@ def test_the_saved_model_has_the_last_margins(
     assert model.identity.weight_hash == run.checkpoints[-1].weight_hash
     throughout = double_copy(preimage.load(folder / "model", device="cpu"))
     states = preimage.capture(throughout, probes, positions="last", batch_tokens=4096)
-    expected = run.checkpoints[-1].geometry
+    expected = replace(run.checkpoints[-1].geometry, source=probes.source)
     assert preimage.measure_geometry(states, bits=(None, 4), subsets=0, model=throughout) == expected
     plain = preimage.capture(model, probes, positions="last", batch_tokens=4096)  # float32 within, for Llama
     margins = preimage.measure_geometry(plain, bits=(None,), subsets=0).layers["final"]
