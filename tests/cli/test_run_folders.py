@@ -112,7 +112,7 @@ def test_ctrl_c_leaves_a_capture_that_continues(document: Any, model: str, tmp_p
     given += ["--layers", "all"]
     partial, writes = out / f"{TENSORS}.partial", 17 * (LAYERS + 2)  # one a prompt and layer
     code, stdout, stderr = interrupted(
-        "preimage.states.tensor_file", "TensorFileWriter", "write", writes, *given, "--out", out
+        "preimage.storage.tensor_file", "TensorFileWriter", "write", writes, *given, "--out", out
     )
     assert code == 130
     assert stdout == ""

@@ -52,16 +52,10 @@ def weight_hash(backbone: nn.Module) -> str:
 
 def _tensor_digest(name: str, tensor: Tensor) -> bytes:
     digest = hashlib.sha256(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+    from preimage.storage.tensor_file import tensor_bytes  # which imports torch
+
     digest.update(tensor_bytes(tensor))
     return digest.digest()
-
-
-def tensor_bytes(tensor: Tensor) -> memoryview:
-    """The raw little-endian bytes of a tensor of any type, bfloat16 included."""
-    import torch
-
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
 
 
 def alterations(module: nn.Module) -> tuple[int, ...]:

@@ -14,8 +14,8 @@ from preimage.errors import BundleError, StatesError, UnwritableError
 from preimage.layers import CONVENTION, Layer
 from preimage.states.layout import Group, Layout
 from preimage.states.states import DTYPES, States
-from preimage.states.tensor_file import TensorFileReader, TensorFileWriter
 from preimage.storage import MANIFEST, SCHEMA, TENSORS, read_manifest, sha256_file, unusable, write_json
+from preimage.storage.tensor_file import TensorFileReader, TensorFileWriter
 
 UNFINISHED = "capture"  # the run of a capture that is under way, beside the partial file
 _RECORD = "record.jsonl"  # who made the bundle

@@ -23,8 +23,8 @@ from preimage.states.bundle import UNFINISHED, finish_bundle, open_states, prepa
 from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
 from preimage.states.noise import noise_floor
 from preimage.states.states import MemoryStore, States, Store
-from preimage.states.tensor_file import TensorFileReader, TensorFileWriter, file_bytes
 from preimage.storage import MANIFEST, TENSORS, Run
+from preimage.storage.tensor_file import TensorFileReader, TensorFileWriter, file_bytes
 
 _MEMORY_BYTES = 2 * 2**30  # more than this goes to disk
 _CUDA_BATCH_TOKENS = 16384

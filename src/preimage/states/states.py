@@ -14,9 +14,9 @@ from torch import Tensor
 
 from preimage.errors import BundleError, LayerError, StatesError
 from preimage.layers import Layer
-from preimage.models import LanguageModel, tensor_bytes
+from preimage.models import LanguageModel
 from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
-from preimage.states.tensor_file import TensorFileReader
+from preimage.storage.tensor_file import TensorFileReader, tensor_bytes
 
 _ROWS = 256  # prompts looked at together
 # The types states are kept in, by the names a manifest has for them.

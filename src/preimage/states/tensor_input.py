@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from preimage.errors import StatesError
-from preimage.states.tensor_file import TensorFileReader
+from preimage.storage.tensor_file import TensorFileReader
 
 
 def read_tensor(path: str | Path, key: str | None = None) -> Tensor:

@@ -15,10 +15,11 @@ from preimage.errors import OptionError
 from preimage.inversion.proposers.lens import Lens, LensShape, token_features
 from preimage.inversion.proposers.lens_files import save_lens
 from preimage.layers import Layer
-from preimage.models import LanguageModel, tensor_bytes
+from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptOptions, Vocabulary, documents, gather
 from preimage.storage import Run
+from preimage.storage.tensor_file import tensor_bytes
 from preimage.training.options import LensOptions
 from preimage.training.trainer import Recipe, Trainer, seeded, windows_of
 

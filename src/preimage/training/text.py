@@ -13,9 +13,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from preimage.errors import PromptError
-from preimage.models import tensor_bytes, train_tokenizer
+from preimage.models import train_tokenizer
 from preimage.prompts import PromptOptions, PromptSet, Vocabulary, documents, gather
 from preimage.prompts.tokens import text_ids
+from preimage.storage.tensor_file import tensor_bytes
 from preimage.training.options import TrajectoryOptions
 
 _HELD_OUT_SHARE = 4  # one part in so many

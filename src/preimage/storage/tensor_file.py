@@ -18,7 +18,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from preimage.errors import StatesError
-from preimage.models import tensor_bytes
 
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _TYPES = {name: dtype for dtype, name in _NAMES.items()}
@@ -101,3 +100,9 @@ def _lay_out(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> tuple
     base = 8 + len(encoded)
     header = len(encoded).to_bytes(8, "little") + encoded
     return header, {name: base + start for name, start in starts.items()}, base + end
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The raw little-endian bytes of a tensor of any type, bfloat16 included."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
