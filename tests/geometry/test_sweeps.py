@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import preimage
-from preimage import preparation
 from preimage.bench import bench_geometry
 from preimage.cli import main
 from preimage.distances import PairScan, row_distances, same_rows, some_near
@@ -37,7 +36,7 @@ from preimage.geometry.layer import measure_subsets
 from preimage.geometry.quantiser import GRANULARITIES
 from preimage.geometry.result import Geometry
 from preimage.layers import parse_layers
-from preimage.models import LanguageModel, ModelFiles
+from preimage.models import LanguageModel, ModelFiles, loading
 from preimage.models.float64 import double_copy, in_double
 from preimage.prompts import PromptOptions, Vocabulary, gather
 from preimage.storage import read_json
@@ -266,12 +265,13 @@ def test_the_command_sweeps(
     assert "6-tokens" in capsys.readouterr().out
     single = [*given[:2], str(tmp_path / "gpt2"), *given[3:8], "8", "--propagate", "--json"]
     loaded: list[object] = []
+    really = loading.load
 
     def load(given: ModelFiles, **options: str) -> LanguageModel:
         loaded.append(given)
-        return preimage.load(given, **options)
+        return really(given, **options)
 
-    monkeypatch.setattr(preparation, "load", load)
+    monkeypatch.setattr(loading, "load", load)
     assert main([*single, "--out", str(tmp_path / "one")]) == 0
     capsys.readouterr()
     assert len(loaded) == 1

@@ -26,7 +26,7 @@ from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import HardPair, PromptSet, hard_pairs
 from preimage.states import States, capture, encode_all, noise_floor, safety
-from preimage.storage import Run, decode
+from preimage.storage import Run, decode, inside
 
 _STATES = "states"  # in the run folder, until the run is done
 
@@ -77,8 +77,11 @@ def find_collisions(
     run = Run(plan, out)
     finished = {layer: decode(LayerCollisions, run.items[str(layer)]) for layer in run.done(wanted)}
     audit = _Audit(model, ids, wanted, chosen, run, progress)
-    for layer in run.left(wanted):
+
+    def compare(layer: Layer) -> None:
         finished[layer] = audit.at(layer)
+
+    run.each(wanted, compare)
     lengths = ids.lengths
     result = CollisionAudit(
         model=model.identity.to_dict(),
@@ -113,7 +116,7 @@ def sweep_lengths(
         raise OptionError(f"The source has {given} prompts.", "Set count to the smallest of these numbers.")
     audits = {}
     for length, ids in prompts.items():
-        place = None if out is None else Path(out) / f"length-{length}"
+        place = inside(out, f"length-{length}")
         audits[length] = find_collisions(model, ids, layers, options=options, out=place, progress=progress)
     return audits
 

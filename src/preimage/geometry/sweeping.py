@@ -16,7 +16,7 @@ from preimage.layers import LayerSpec, parse_layers
 from preimage.preparation import Preparation
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptOptions, PromptSet
-from preimage.storage import Run, write_table
+from preimage.storage import Run, inside, write_table
 
 
 def sweep_geometry(
@@ -65,7 +65,7 @@ def sweep_geometry(
         for length, quantiser in product(asked, quantisers):
             model = this.model
             setting = Setting(model.name, length, model.identity.dtype, quantiser.name)
-            place = None if out is None else Path(out) / ("" if single else setting.name)
+            place = inside(out, "" if single else setting.name)
             run = replace(chosen, quantiser=quantiser)
             ids = this.prompts(source, asked[length])
             geometry = measure_model(model, ids, layers, options=run, out=place, progress=progress)

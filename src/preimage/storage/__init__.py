@@ -17,7 +17,7 @@ from preimage.storage.files import (
 from preimage.storage.manifest import MANIFEST, TENSORS, read_manifest, unusable
 from preimage.storage.plans import differences, require_same
 from preimage.storage.records import processor, record
-from preimage.storage.run import Run
+from preimage.storage.run import Run, inside
 from preimage.storage.saved import Saved, decode
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "decode",
     "differences",
     "dumps",
+    "inside",
     "plain",
     "processor",
     "read_json",

@@ -28,6 +28,11 @@ Key = TypeVar("Key", bound=int | str)
 Piece = TypeVar("Piece")
 
 
+def inside(out: str | Path | None, name: str) -> Path | None:
+    """A folder for a part of the work below the one for all of it; None where there is none."""
+    return None if out is None else Path(out) / name
+
+
 class Run:
     """One run, begun or continued on construction; without ``out`` nothing of it outlives the process."""
 
@@ -41,7 +46,7 @@ class Run:
 
     def place(self, name: str) -> Path | None:
         """A path in the run's folder, for what belongs to it until it is done; None where there is none."""
-        return None if self.path is None else self.path / name
+        return inside(self.path, name)
 
     def done(self, keys: Iterable[Key]) -> list[Key]:
         """The keys of pieces that are finished."""

@@ -71,11 +71,14 @@ def train_trajectory(
         training = Training(model, text.train, chosen, state)
         if checkpoints and training.step < checkpoints[-1].step:
             raise RunFolderError(f"{state} is missing or too old.", "Give another folder.")
-        for step in left:
+
+        def train_to(step: int) -> None:
             training.advance(step, progress)
             before = checkpoints[-1].step if checkpoints else 0
             checkpoints.append(_checkpoint(training, text, geometry, before, on))
             run.keep(step, checkpoints[-1])
+
+        run.each(left, train_to)
     trajectory = Trajectory(
         options=chosen.to_dict(),
         model=_about(model, chosen),
