@@ -37,9 +37,9 @@ def demo(json: Json = False) -> int:
             f"{sum(states.lengths)} tokens.",
         )
     with progress_bar() as progress:
-        found = preimage.invert(model, states, layer=layer, progress=progress)
+        results = preimage.invert(model, states, layer=layer, progress=progress)
     rows: list[dict[str, Any]] = []
-    for text, ids, result in zip(_PROMPTS, states.token_ids or (), found, strict=True):
+    for text, ids, result in zip(_PROMPTS, states.token_ids or (), results, strict=True):
         exact = result.status == "recovered" and result.token_ids == ids
         truth = {"original": text, "exact": exact}
         rows.append(truth | {"ratio_to_forward": _ratio(model, ids, result.seconds)} | result.to_dict())

@@ -94,9 +94,9 @@ def geometry(
 
         states, on = open_bundle(Path(bundle or ""), manifest), parse_device(device)
         with progress_bar() as progress:
-            found = preimage.measure_geometry(states, options=options, device=on, out=out, progress=progress)
-        _finish(found, states.model, out, formats, json)
-        return _exit_code([found])
+            shape = preimage.measure_geometry(states, options=options, device=on, out=out, progress=progress)
+        _finish(shape, states.model, out, formats, json)
+        return _exit_code([shape])
     choice = arg.PromptChoice(text, prompts, count).unless_told(arg.MANY)
     chosen = PromptOptions(count=choice.count, seed=seed, bos=bos)
     over = SweepOptions(_listed(model), lengths, dtypes, quantisers)
@@ -112,28 +112,28 @@ def geometry(
     return _exit_code(run.geometry for run in sweep.runs)
 
 
-def _exit_code(found: Iterable[Geometry]) -> int:
+def _exit_code(shapes: Iterable[Geometry]) -> int:
     """Fewer bits are meant to collide; collisions in full precision that nothing explains are not."""
-    return FINDINGS if any(shape.unexplained for shape in found) else DONE
+    return FINDINGS if any(shape.unexplained for shape in shapes) else DONE
 
 
 def _finish(
-    found: Geometry, model: dict[str, object] | None, out: Path | None, formats: tuple[str, ...], json: bool
+    shape: Geometry, model: dict[str, object] | None, out: Path | None, formats: tuple[str, ...], json: bool
 ) -> None:
     from preimage.figures import save_figures
 
     if out is not None:
-        save_figures(_figures(found), out, formats)
+        save_figures(_figures(shape), out, formats)
     if json:
-        print_result("geometry", {"model": model, **found.to_dict()})
+        print_result("geometry", {"model": model, **shape.to_dict()})
         return
-    for name, rows in _tables(found).items():
+    for name, rows in _tables(shape).items():
         print_table(name, _COLUMNS, rows)
-    _show_unexplained("", found)
+    _show_unexplained("", shape)
 
 
-def _show_unexplained(name: str, found: Geometry) -> None:
-    for layer, one in found.layers.items():
+def _show_unexplained(name: str, shape: Geometry) -> None:
+    for layer, one in shape.layers.items():
         if one.unexplained:
             print_lines(f"{name}layer {layer}: {one.unexplained} collisions in full precision, UNEXPLAINED")
 
@@ -148,8 +148,8 @@ def _finish_sweep(sweep: GeometrySweep, out: Path | None, formats: tuple[str, ..
         if by_length:
             together["lengths"] = length_figure(by_length)
         save_figures(together, out, formats)
-        for name, found in every.items():
-            save_figures(_figures(found), out / name, formats)
+        for name, shape in every.items():
+            save_figures(_figures(shape), out / name, formats)
     if json:
         print_result("geometry", sweep.to_dict())
         return
@@ -161,14 +161,14 @@ def _finish_sweep(sweep: GeometrySweep, out: Path | None, formats: tuple[str, ..
         print_lines(f"All layers: {out / 'sweep.parquet'}")
 
 
-def _figures(found: Geometry) -> dict[str, go.Figure]:
+def _figures(shape: Geometry) -> dict[str, go.Figure]:
     from preimage.figures import family_figure, layer_figure, near_collision_figure, quantised_figure
 
-    alone = {f"{found.prompts} prompts": found}
+    alone = {f"{shape.prompts} prompts": shape}
     drawn = {"layers": layer_figure(alone), "depth": family_figure(alone)}
-    drawn["near-collisions"] = near_collision_figure(found)
-    if found.quantised:
-        drawn["quantised"] = quantised_figure(found)
+    drawn["near-collisions"] = near_collision_figure(shape)
+    if shape.quantised:
+        drawn["quantised"] = quantised_figure(shape)
     return drawn
 
 
@@ -180,10 +180,10 @@ _COLUMNS = ["layer", "mean norm", "margin", "quantile", "/ norm", "co-Lipschitz"
             "x length", "distortion", "dimension", "collisions"]  # fmt: skip
 
 
-def _tables(found: Geometry) -> dict[str, list[list[str]]]:
+def _tables(shape: Geometry) -> dict[str, list[list[str]]]:
     """Rows by title, one table a precision."""
     tables = {}
-    for name, layers in found.sets.items():
+    for name, layers in shape.sets.items():
         rows = []
         for layer, one in layers.items():
             numbers = (
@@ -193,6 +193,6 @@ def _tables(found: Geometry) -> dict[str, list[list[str]]]:
             )  # fmt: skip
             shown = ["-" if number is None else f"{number:.3g}" for number in numbers]
             rows.append([str(layer), *shown, str(one.collisions)])
-        quantile = f"{100 * found.options['quantile']:g} % quantile"
-        tables[f"{found.prompts} prompts, {name}, {found.prompt_distance} distance, {quantile}"] = rows
+        quantile = f"{100 * shape.options['quantile']:g} % quantile"
+        tables[f"{shape.prompts} prompts, {name}, {shape.prompt_distance} distance, {quantile}"] = rows
     return tables

@@ -82,19 +82,19 @@ def invert(
         states = preimage.capture(prepared.model, choice.of(prepared), at)
     loaded = prepared.model
     with progress_bar() as progress:
-        found = preimage.invert(loaded, states, layer, options=options, out=out, progress=progress)
+        results = preimage.invert(loaded, states, layer, options=options, out=out, progress=progress)
     if json:
-        results = [_with_truth(result, states, index) for index, result in enumerate(found)]
+        told = [_with_truth(result, states, index) for index, result in enumerate(results)]
         print_result(
-            "invert", {"model": loaded.identity.to_dict(), "prompts": states.prompts, "results": results}
+            "invert", {"model": loaded.identity.to_dict(), "prompts": states.prompts, "results": told}
         )
     else:
-        _show(found)
+        _show(results)
         if prove:
-            _show_margins(found, loaded)
+            _show_margins(results, loaded)
     if prove and out is not None:
-        _save_figures(found, loaded, out)
-    return DONE if all(result.status == "recovered" for result in found) else FINDINGS
+        _save_figures(results, loaded, out)
+    return DONE if all(result.status == "recovered" for result in results) else FINDINGS
 
 
 def _check_files(prepared: Preparation, made_by: dict[str, Any]) -> None:
@@ -109,18 +109,18 @@ def _check_files(prepared: Preparation, made_by: dict[str, Any]) -> None:
         )
 
 
-def _save_figures(found: list[Inversion], model: LanguageModel, out: Path) -> None:
+def _save_figures(results: list[Inversion], model: LanguageModel, out: Path) -> None:
     from preimage.figures import margin_figure, save_figures
 
-    for index, result in enumerate(found):
+    for index, result in enumerate(results):
         if result.token_ids:
             figure = margin_figure(result, lambda token: model.decode([token]) or str(token))
             save_figures({f"margins-{index}": figure}, out)
 
 
-def _show_margins(found: list[Inversion], model: LanguageModel) -> None:
+def _show_margins(results: list[Inversion], model: LanguageModel) -> None:
     """The margin at every position, with a bar on a logarithmic scale."""
-    for index, result in enumerate(found):
+    for index, result in enumerate(results):
         proved = [position for position in result.positions if position.margin is not None]
         logs = [math.log10(max(position.margin or 0.0, position.radius)) for position in proved]
         low, high = min(logs, default=0.0) - 0.5, max(logs, default=0.0)
@@ -144,13 +144,13 @@ def _with_truth(result: Inversion, states: States, index: int) -> dict[str, Any]
     return {"index": index, "exact": exact, **result.to_dict()}
 
 
-def _show(found: list[Inversion]) -> None:
+def _show(results: list[Inversion]) -> None:
     rows = []
-    for index, result in enumerate(found):
+    for index, result in enumerate(results):
         shown = result.text if result.text is not None else " ".join(map(str, result.token_ids))
         rows.append([str(index), result.status, shown, str(result.tests), f"{result.seconds:.1f} s"])
     print_table("Recovered prompts", ["#", "status", "prompt", "tests", "time"], rows)
-    for index, result in enumerate(found):
+    for index, result in enumerate(results):
         if result.reason:
             print_lines(f"{index}: {result.reason}")
         if result.uniqueness:

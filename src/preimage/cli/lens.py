@@ -55,11 +55,11 @@ def list_(json: arg.Json = False) -> None:
     """The lenses that come with preimage and those in the user's cache."""
     from preimage.inversion.proposers.lens_files import known_lenses
 
-    found = known_lenses()
+    lenses = known_lenses()
     if json:
-        print_result("lens list", {"lenses": [_about(lens) for lens in found]})
+        print_result("lens list", {"lenses": [_about(lens) for lens in lenses]})
         return
-    rows = [[i.model, str(i.layer), i.weight_hash[:12], str(i.path)] for i in found]
+    rows = [[i.model, str(i.layer), i.weight_hash[:12], str(i.path)] for i in lenses]
     print_table("Lenses", ["model", "layer", "weights", "file"], rows)
 
 

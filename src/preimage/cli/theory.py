@@ -266,28 +266,28 @@ def _show_verdicts(title: str, reports: Sequence[TheoryReport]) -> None:
             together.setdefault((report.check, verdict.id, verdict.statement), []).append(verdict)
     order = dict.fromkeys(report.check for report in reports)
     together = {key: together[key] for check in order for key in together if key[0] == check}
-    notes = dict.fromkeys(verdict.not_shown for found in together.values() for verdict in found)
+    notes = dict.fromkeys(verdict.not_shown for verdicts in together.values() for verdict in verdicts)
     numbers = {note: str(number) for number, note in enumerate(notes, 1)}
     rows = [
         [
             check,
-            _holds(found),
+            _holds(verdicts),
             statement,
-            str(len(found)),
-            _range([verdict.value for verdict in found]),
-            _range([verdict.bound for verdict in found]),
-            ", ".join(dict.fromkeys(numbers[verdict.not_shown] for verdict in found)),
+            str(len(verdicts)),
+            _range([verdict.value for verdict in verdicts]),
+            _range([verdict.bound for verdict in verdicts]),
+            ", ".join(dict.fromkeys(numbers[verdict.not_shown] for verdict in verdicts)),
         ]
-        for (check, _, statement), found in together.items()
+        for (check, _, statement), verdicts in together.items()
     ]
     print_table(title, ["check", "holds", "statement", "runs", "value", "bound", "note"], rows)
     print_lines("", "Not shown:", *(f"{number}. {note}" for note, number in numbers.items()))
 
 
-def _holds(found: Sequence[Verdict]) -> str:
-    answers = {verdict.holds for verdict in found}
+def _holds(verdicts: Sequence[Verdict]) -> str:
+    answers = {verdict.holds for verdict in verdicts}
     answer = False if False in answers else None if None in answers else True
-    descriptive = answer is False and all(verdict.descriptive for verdict in found)
+    descriptive = answer is False and all(verdict.descriptive for verdict in verdicts)
     return "no, as it may be" if descriptive else _WORDS[answer]
 
 

@@ -52,14 +52,14 @@ def trajectory(
 
     formats = parse_formats(figures)
     with progress_bar() as progress:
-        found = preimage.train_trajectory(options, texts=texts, out=out, device=device, progress=progress)
+        run = preimage.train_trajectory(options, texts=texts, out=out, device=device, progress=progress)
     if out is not None:
-        save_figures({"trajectory": trajectory_figure({found.model["name"]: found})}, out, formats)
+        save_figures({"trajectory": trajectory_figure({run.model["name"]: run})}, out, formats)
     if json:
-        print_result("trajectory", found.to_dict())
+        print_result("trajectory", run.to_dict())
     else:
-        _show(found)
-    return FINDINGS if any(at.geometry.unexplained for at in found.checkpoints) else DONE
+        _show(run)
+    return FINDINGS if any(at.geometry.unexplained for at in run.checkpoints) else DONE
 
 
 def _size(given: str) -> str | tuple[int, ...]:
@@ -83,11 +83,11 @@ def _read(path: Path) -> list[str]:
     return texts
 
 
-def _show(found: Trajectory) -> None:
+def _show(run: Trajectory) -> None:
     columns = ["step", "loss", "held out", "margin", "at layer", "margin 1 % / norm", "last layer",
                "co-Lipschitz 1 % / norm", "last layer", "collisions"]  # fmt: skip
     rows = []
-    for at in found.checkpoints:
+    for at in run.checkpoints:
         layer, margin = at.smallest("margin")
         numbers = (
             at.smallest("normalised_margin_quantile")[1], at.last.normalised_margin_quantile,
@@ -96,16 +96,16 @@ def _show(found: Trajectory) -> None:
         loss = "-" if at.training_loss is None else f"{at.training_loss:.3f}"
         rows.append([str(at.step), loss, f"{at.held_out_loss:.3f}", f"{margin:.3g}", str(layer),
                      *(f"{number:.3g}" for number in numbers), str(at.collisions)])  # fmt: skip
-    model, options = found.model, found.options
+    model, options = run.model, run.options
     title = (
         f"{model['name']}, {model['parameters']:,} parameters, {options['probes']} probes of "
         f"{options['length']} tokens; smallest over the layers above 0"
     )
     print_table(title, columns, rows)
-    least = found.smallest
+    least = run.smallest
     lines = [f"Smallest margin of all: {least.margin:.4g} at step {least.step}, layer {least.layer}."]
     for name, title in (("margin", "margin"), ("colipschitz", "co-Lipschitz")):
-        drift = found.drift(f"normalised_{name}_quantile")
+        drift = run.drift(f"normalised_{name}_quantile")
         lines.append(
             f"Drift of the normalised {title} quantile: {_percent(drift.from_start)} from initialisation, "
             f"{_percent(drift.second_half)} since step {drift.half_step}."
