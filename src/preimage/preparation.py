@@ -46,8 +46,8 @@ class Preparation:
         from preimage.models import load  # which imports torch
 
         model = load(self.files or self.name, dtype=self._dtype, device=self._device)
-        if self._preview is not None and not self._preview.tokenizer.same_as(model.tokenizer):
-            self._gathered.clear()  # transformers reads the tokenizer's files in another way
+        if self._preview is not None and not self._preview.describes(model):
+            self._gathered.clear()  # transformers reads the files in another way
             self._preview = None
         return model
 

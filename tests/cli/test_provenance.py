@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import preimage
+from support.commands import interrupted
 
 
 def test_results_say_where_their_prompts_came_from(document: Any, model: str, tmp_path: Path) -> None:
@@ -34,4 +35,14 @@ def test_withheld_ids_withhold_their_source_too(document: Any, model: str, tmp_p
     code, _ = document("capture", *given, "--layers", 2, "--withhold-ids", "--out", tmp_path / "b")
     assert code == 0
     assert preimage.open_states(tmp_path / "b").prompts is None
-    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["manifest.json", "states.safetensors"]
+    assert json.loads((tmp_path / "b" / "record.jsonl").read_text())["command"] is None
+
+
+def test_a_withheld_text_is_nowhere_even_where_the_capture_is_killed(model: str, tmp_path: Path) -> None:
+    out, secret = tmp_path / "b", "hunter2hunter2"
+    given = ["capture", "--model", model, "--text", secret, "--layers", 2, "--withhold-ids", "--out", out]
+    code, _, _ = interrupted("preimage.storage", "Run", "keep", 1, *given)
+    assert code == 130
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert out / "capture" / "record.jsonl" in files
+    assert not [path for path in files if secret.encode() in path.read_bytes()]

@@ -13,6 +13,7 @@ import pytest
 
 from preimage.errors import RunFolderError
 from preimage.storage import Run, dumps
+from preimage.theory import Verdict
 from support.run_folders import lines_of
 
 
@@ -69,6 +70,15 @@ def test_a_damaged_run_folder_is_refused_by_the_file(name: str, raw: bytes, tmp_
     with pytest.raises(RunFolderError, match=re.escape(str(tmp_path / "r" / name))) as caught:
         Run({"layer": 3}, tmp_path / "r")
     assert caught.value.hint == "Give another folder."
+
+
+@pytest.mark.parametrize("item", [{}, {"id": 3}, {"id": "a"}, [], 7, None])
+def test_a_damaged_item_is_refused_by_the_file(item: object, tmp_path: Path) -> None:
+    Run({"layer": 3}, tmp_path / "r").keep("1", {"id": "a"})
+    (tmp_path / "r" / "items.jsonl").write_text(json.dumps({"key": "1", "item": item}) + "\n")
+    with pytest.raises(RunFolderError, match="items.jsonl is damaged") as caught:
+        Run({"layer": 3}, tmp_path / "r").kept(["1"], Verdict)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import HardPair, PromptSet, hard_pairs
 from preimage.states import States, capture, encode_all, noise_floor, safety
-from preimage.storage import Run, decode, inside
+from preimage.storage import Run, inside
 
 _STATES = "states"  # in the run folder, until the run is done
 
@@ -75,7 +75,7 @@ def find_collisions(
         "noise_floors": safety(model.dtype),  # so many are noise; layers judged by another number do not mix
     }
     run = Run(plan, out)
-    finished = {layer: decode(LayerCollisions, run.items[str(layer)]) for layer in run.done(wanted)}
+    finished = run.kept(wanted, LayerCollisions)
     audit = _Audit(model, ids, wanted, chosen, run, progress)
 
     def compare(layer: Layer) -> None:

@@ -24,7 +24,7 @@ from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
 from preimage.states import encode_all, noise_floor, safety
-from preimage.storage import Run, decode, read_json
+from preimage.storage import Run, read_json
 
 
 def scan_continuations(
@@ -72,7 +72,7 @@ def scan_continuations(
     }
     run = Run(plan, out)
     structure = Structure(model, longest=max(map(len, ids)) + 1)
-    scans = {number: decode(Continuation, run.items[str(number)]) for number in run.done(range(len(ids)))}
+    scans = run.kept(range(len(ids)), Continuation)
 
     def scan(number: int) -> None:
         prefix = ids[number]

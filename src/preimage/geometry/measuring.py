@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from jaxtyping import Float
@@ -24,7 +24,7 @@ from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
 from preimage.states import States
-from preimage.storage import Run, decode
+from preimage.storage import Run
 
 _NOT_ZERO = 1e-300  # divides in place of 0
 
@@ -77,13 +77,22 @@ def measure_geometry(
     return measure_states(MeasuredLayers(states, chosen, device, model, progress), run)
 
 
+class _Precision(NamedTuple):
+    bits: int | None
+    geometry: LayerGeometry
+
+
+class _Kept(NamedTuple):
+    """What a run keeps of a layer."""
+
+    precisions: list[_Precision]
+
+
 def measure_states(layers: MeasuredLayers, run: Run, remove: Sequence[str] = ()) -> Geometry:
     """Every layer that the run has not kept yet; what is named in ``remove`` leaves its folder at the end."""
     wanted = layers.states.layers
-    measured: dict[Layer, dict[int | None, LayerGeometry]] = {}
-    for layer in run.done(wanted):
-        kept = run.items[str(layer)]["precisions"]
-        measured[layer] = {one["bits"]: decode(LayerGeometry, one["geometry"]) for one in kept}
+    kept = run.kept(wanted, _Kept).items()
+    measured = {layer: {one.bits: one.geometry for one in item.precisions} for layer, item in kept}
 
     def measure(layer: Layer) -> None:
         measured[layer] = layers.at(layer)

@@ -92,8 +92,9 @@ def measure_model(
 
     chosen, wanted = options or GeometryOptions(), parse_layers(layers, model.n_layers)
     run = Run(plan_of(model.identity.to_dict(), prompts.ids, wanted, chosen), out)
-    if run.results is not None:
-        return Geometry.from_dict(run.results)
+    there = run.result(Geometry)
+    if there is not None:
+        return there
     tokens, place = by_device(BATCH_TOKENS, model.device), run.place("states")
     states = capture(
         model, prompts, wanted, positions="last", batch_tokens=tokens, out=place, progress=progress

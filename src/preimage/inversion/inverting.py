@@ -93,7 +93,7 @@ def invert(
         "far": FAR,  # results judged by another line, or by none, do not mix
     }
     run = Run(plan, out)
-    results = {int(key): Inversion.from_dict(item) for key, item in run.items.items()}
+    results = run.kept(range(len(states)), Inversion)
     batches = work.batches(run.left(range(len(states))))
     setup = time.perf_counter() - began
 

@@ -11,9 +11,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from preimage.models.locating import ModelFiles, locate
+
+if TYPE_CHECKING:
+    from preimage.models.language_model import LanguageModel
 
 _SIZES = {
     "n_layers": ("num_hidden_layers", "n_layer", "num_layers"),
@@ -33,6 +36,11 @@ class ModelPreview:
     max_length: int | None
     tokenizer: BareTokenizer
 
+    def describes(self, model: LanguageModel) -> bool:
+        """Whether the model, once loaded, has these sizes and makes the same token ids."""
+        sizes = all(getattr(self, size) == getattr(model, size) for size in _SIZES)
+        return sizes and self.tokenizer.same_as(model.tokenizer)
+
 
 class BareTokenizer:
     """As much of a transformers tokenizer as checking prompts needs."""
@@ -44,10 +52,18 @@ class BareTokenizer:
         self.bos_token_id: int | None = self._tokenizer.token_to_id(bos) if bos else None
 
     def same_as(self, tokenizer: Any) -> bool:
-        """Whether a transformers tokenizer makes the same token ids: its inner one is this, byte for byte."""
+        """Whether a transformers tokenizer makes the same token ids.
+
+        Its inner one must be this to the byte; what is switched on around that (special tokens that are
+        split) shows in a text that has every special token.
+        """
         inner = getattr(tokenizer, "backend_tokenizer", None)
-        bos = getattr(tokenizer, "bos_token_id", None)
-        return inner is not None and bos == self.bos_token_id and inner.to_str() == self._tokenizer.to_str()
+        if inner is None or tokenizer.bos_token_id != self.bos_token_id:
+            return False
+        text = f" A {' b'.join(tokenizer.all_special_tokens)}\n"
+        same = (tokenizer(text, add_special_tokens=add)["input_ids"]
+                == self(text, add_special_tokens=add)["input_ids"] for add in (True, False))  # fmt: skip
+        return all(same) and inner.to_str() == self._tokenizer.to_str()
 
     def __call__(self, text: str, /, *, add_special_tokens: bool = True) -> Mapping[str, Any]:
         """Token ids of a text."""

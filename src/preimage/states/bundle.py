@@ -63,7 +63,7 @@ def finish_bundle(folder: Path, states: States, *, withhold_ids: bool) -> None:
         "bytes": partial.stat().st_size,
     }
     partial.replace(folder / TENSORS)
-    if not withhold_ids and (run / _RECORD).exists():  # a record has the command, and that may have the text
+    if (run / _RECORD).exists():
         (run / _RECORD).replace(folder / _RECORD)
     write_json(folder / MANIFEST, manifest)
     shutil.rmtree(run, ignore_errors=True)

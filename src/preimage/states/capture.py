@@ -145,7 +145,7 @@ class _Capture:
         shapes, dtype = self.layout.names(), self.model.dtype
         partial = folder / (TENSORS + ".partial")
         try:
-            run = Run(self.plan, folder / UNFINISHED)
+            run = Run(self.plan, folder / UNFINISHED, name_command=not withhold_ids)
             if not partial.is_file() or partial.stat().st_size != file_bytes(shapes, dtype):
                 run.forget()  # first: no finished piece may be counted whose rows are not there
                 partial.unlink(missing_ok=True)

@@ -15,13 +15,13 @@ from typing import Any
 _PACKAGES = ("preimage", "torch", "transformers", "numpy")
 
 
-def record() -> dict[str, Any]:
-    """What is known of this process; nothing is imported for it."""
+def record(*, command: bool = True) -> dict[str, Any]:
+    """What is known of this process, its command only where it is to be named; nothing is imported for it."""
     torch = sys.modules.get("torch")
     cuda = torch is not None and torch.cuda.is_available()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": sys.argv,
+        "command": sys.argv if command else None,
         "versions": {"python": platform.python_version(), **_versions()},
         "commit": _commit(),
         "machine": platform.machine(),

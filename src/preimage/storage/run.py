@@ -22,10 +22,12 @@ from preimage.storage.files import SCHEMA, plain, read_json, write_json, write_t
 from preimage.storage.locking import hold
 from preimage.storage.plans import require_same
 from preimage.storage.records import record
+from preimage.storage.saved import decode
 
 _RUN, _ITEMS, _RECORD = "run.json", "items.jsonl", "record.jsonl"
 Key = TypeVar("Key", bound=int | str)
 Piece = TypeVar("Piece")
+Item = TypeVar("Item")
 
 
 def inside(out: str | Path | None, name: str) -> Path | None:
@@ -34,13 +36,17 @@ def inside(out: str | Path | None, name: str) -> Path | None:
 
 
 class Run:
-    """One run, begun or continued on construction; without ``out`` nothing of it outlives the process."""
+    """One run, begun or continued on construction; without ``out`` nothing of it outlives the process.
 
-    def __init__(self, plan: dict[str, Any], out: str | Path | None) -> None:
+    ``name_command``: whether the record has the command, which may have the text of a prompt.
+    """
+
+    def __init__(self, plan: dict[str, Any], out: str | Path | None, *, name_command: bool = True) -> None:
         self.path = None if out is None else Path(out)
         self.items: dict[str, Any] = {}
         self.results: dict[str, Any] | None = None  # of a run that is done
         self._plan: dict[str, Any] = plain({"schema": SCHEMA, **plan})
+        self._name_command = name_command
         if self.path is not None:
             self._open(self.path)
 
@@ -51,6 +57,14 @@ class Run:
     def done(self, keys: Iterable[Key]) -> list[Key]:
         """The keys of pieces that are finished."""
         return [key for key in keys if str(key) in self.items]
+
+    def kept(self, keys: Iterable[Key], kind: type[Item]) -> dict[Key, Item]:
+        """The finished pieces, each as the kind of thing that was kept."""
+        return {key: self._decoded(kind, self.items[str(key)], _ITEMS) for key in self.done(keys)}
+
+    def result(self, kind: type[Item]) -> Item | None:
+        """The results of a run that is done, as what they are; None of one that is not."""
+        return None if self.results is None else self._decoded(kind, self.results, _RUN)
 
     def left(self, keys: Iterable[Key]) -> list[Key]:
         """The keys of pieces that are not finished yet."""
@@ -130,7 +144,16 @@ class Run:
         else:
             write_json(path / _RUN, {**self._plan, "state": "running"})
         if self.results is None:
-            self._append(path / _RECORD, record())
+            self._append(path / _RECORD, record(command=self._name_command))
+
+    def _decoded(self, kind: type[Item], value: Any, name: str) -> Item:
+        try:
+            item: Item = decode(kind, value)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RunFolderError(
+                f"{self.place(name)} is damaged: {error}.", "Give another folder."
+            ) from error
+        return item
 
     def _append(self, path: Path, entry: dict[str, Any]) -> None:
         try:

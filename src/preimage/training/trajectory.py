@@ -22,7 +22,7 @@ from preimage.models.float64 import double_copy
 from preimage.models.loading import parse_device
 from preimage.progress import Progress, silent
 from preimage.states import capture
-from preimage.storage import Run, decode, write_text
+from preimage.storage import Run, write_text
 from preimage.training.options import TrajectoryOptions, checkpoint_steps
 from preimage.training.result import Checkpoint, Trajectory
 from preimage.training.text import TrainingText, prepare_text
@@ -64,7 +64,7 @@ def train_trajectory(
         chosen.family, chosen.size, tokenizer=text.tokenizer, max_length=longest, seed=chosen.seed, device=on
     )
     steps = checkpoint_steps(chosen.steps, chosen.checkpoints)
-    checkpoints = [decode(Checkpoint, run.items[str(step)]) for step in run.done(steps)]
+    checkpoints = [*run.kept(steps, Checkpoint).values()]
     left, kept = run.left(steps), run.place(_MODEL)
     if left or (kept is not None and not kept.exists()):
         state = run.place(_STATE)
