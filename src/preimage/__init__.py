@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from preimage.inversion import Inversion, InvertOptions, invert
     from preimage.models import LanguageModel, ModelPreview, load, read_preview
+    from preimage.observations import Observation
     from preimage.prompts import PromptOptions, PromptSet, gather
     from preimage.states import States, capture, noise_floor, open_states
     from preimage.theory import (

@@ -1,0 +1,108 @@
+"""What was seen of a prompt's states: where in the model, and what became of it since.
+
+The raw residual stream, all of it, is what the library captures by itself. What people hold is often another
+thing: keys or values of a cache, a copy in a few bits, one vector for a whole prompt, coordinates in another
+order. An :class:`Observation` says which; candidates are seen the same way before they are compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+from preimage.errors import OptionError
+from preimage.layers import Layer, parse_layer
+
+Place: TypeAlias = Literal["residual", "final", "keys", "values", "kv", "attention", "mlp"]
+Stored: TypeAlias = Literal["float32", "bf16", "fp16", "fp8", "int8", "int4"]
+Positions: TypeAlias = Literal["all", "last", "mean", "shuffled"]
+PLACES: tuple[str, ...] = get_args(Place)
+STORED: tuple[str, ...] = get_args(Stored)
+POSITIONS: tuple[str, ...] = get_args(Positions)
+
+
+class Site(NamedTuple):
+    """A place inside a block, beside the residual stream: what block ``block`` (1..L) computes there."""
+
+    block: int
+    kind: str  # keys, values, kv (keys beside values), attention or mlp (what is added to the stream)
+    rotary: str = "after"  # keys: "after" or "before" rotary positions
+
+    def __str__(self) -> str:
+        return f"{self.block}.{self.kind}{'' if self.rotary == 'after' else '-before-rotary'}"
+
+
+Tap: TypeAlias = Layer | Site  # where a pass can be looked into
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was seen; ``observe=`` of an inversion takes one, or the name of a place alone.
+
+    ``place``: ``residual`` (the output of block k), ``final``, ``keys``, ``values`` or ``kv`` (both, keys
+    first) of block k as a cache holds them, ``attention`` or ``mlp`` (what block k adds to the stream).
+    ``rotary``: keys ``after`` or ``before`` rotary positions. ``stored``: the type the numbers were kept in;
+    None: found out from the numbers. ``positions``: ``all``, the ``last`` alone, the ``mean`` over all of
+    them, or all in an unknown order (``shuffled``). ``kept``: the coordinates that were kept, in their order;
+    all of them in another order is a known permutation. ``permuted``: coordinates in an unknown order, the
+    same at every position. ``rotation``: a known orthogonal matrix R; rows h were turned into h R.
+
+    >>> from preimage import Observation
+    >>> Observation("keys", stored="int8").tap(15, n_layers=30)
+    Site(block=15, kind='keys', rotary='after')
+    """
+
+    place: str = "residual"
+    rotary: str = "after"
+    stored: str | None = None
+    positions: str = "all"
+    kept: tuple[int, ...] | None = None
+    permuted: bool = False
+    rotation: Any = None
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("observe", self.place, PLACES),
+            ("rotary", self.rotary, ("after", "before")),
+            ("positions", self.positions, POSITIONS),
+            ("stored", self.stored, (None, *STORED)),
+        ):
+            if value not in allowed:
+                names = ", ".join(str(one) for one in allowed if one is not None)
+                raise OptionError(f"{name} {value!r} is not known.", f"Use {names}.")
+        if self.rotary == "before" and self.place not in ("keys", "kv"):
+            raise OptionError(f"{self.place} has no rotary positions.", "Give rotary for keys or kv alone.")
+        if self.permuted and (self.kept is not None or self.rotation is not None):
+            raise OptionError("permuted is for an unknown order.", "Leave out kept and rotation, or permuted.")
+
+    @classmethod
+    def of(cls, given: str | Observation | None) -> Observation:
+        """An observation as it is given: itself, or the name of a place."""
+        return given if isinstance(given, Observation) else cls(given or "residual")
+
+    def tap(self, layer: int | str, n_layers: int) -> Tap:
+        """Where a pass is looked into for it."""
+        if self.place == "final":
+            return "final"
+        at = parse_layer(layer, n_layers)
+        if self.place == "residual":
+            return at
+        if at == "final" or at == 0:
+            raise OptionError(f"Layer {at} has no {self.place}.", f"Give a block, 1..{n_layers}.")
+        return Site(at, self.place, self.rotary)
+
+    @property
+    def plain(self) -> bool:
+        """Whether every number is where the model put it."""
+        return self.kept is None and not self.permuted and self.rotation is None
+
+    def changed(self, **changes: Any) -> Observation:
+        """The same but for some fields."""
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain json types; a rotation by its shape alone."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["kept"] = None if self.kept is None else list(self.kept)
+        values["rotation"] = None if self.rotation is None else list(self.rotation.shape)
+        return values
