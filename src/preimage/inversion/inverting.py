@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 from weakref import WeakKeyDictionary
@@ -16,10 +17,17 @@ from torch import Tensor
 from preimage.errors import LayerError, OptionError
 from preimage.inversion.baselines.published import UncachedPrefix
 from preimage.inversion.engine.budget import Budget
+from preimage.inversion.engine.deciding import Evidence
 from preimage.inversion.engine.fast import FastInverter
 from preimage.inversion.engine.last_position import invert_last
 from preimage.inversion.engine.lookalikes import lookalikes_of
-from preimage.inversion.engine.outcomes import make_result, say_how, say_of_last, with_status
+from preimage.inversion.engine.outcomes import (
+    make_result,
+    say_how,
+    say_of_last,
+    with_exact_reading,
+    with_status,
+)
 from preimage.inversion.engine.policies import GradientPolicy, InterruptedPolicy, Policy, RankedPolicy
 from preimage.inversion.engine.proof import prove, search_everywhere
 from preimage.inversion.engine.search import Outcome, Search
@@ -125,6 +133,8 @@ class _Inverting:
     ) -> None:
         self._model, self._states, self._verifier, self._options = model, states, verifier, options
         self._engine: FastInverter | None = None
+        self._patient: FastInverter | None = None  # which tries the whole vocabulary before it gives up
+        self._evidence: Evidence | None = None
         self._proposer = ""
 
     def batches(self, indices: list[int]) -> list[tuple[int, ...]]:
@@ -136,7 +146,9 @@ class _Inverting:
         if self._options.method == "fast" and self._states.positions == "all" and indices:
             proposer = _proposer(self._model, self._verifier.layer, self._options.chosen_proposers)
             self._proposer = proposer.name
-            self._engine = FastInverter(self._model, self._verifier, proposer, self._repair_policy)
+            exact = self._options.prove or self._options.tolerance is not None
+            make = partial(FastInverter, self._model, self._verifier, proposer, self._repair_policy)
+            self._engine, self._patient = make(hand_on=not exact), make()
             self._engine.prepare(max(lengths[index] for index in indices))
         if self._engine is None or self._model.device.type == "cpu":
             return [(index,) for index in indices]
@@ -170,10 +182,40 @@ class _Inverting:
             result = make_result(
                 self._model, outcome, self._verifier, self._options, budget.tests, seconds, ran
             )
-            result = replace(result, proposer=self._proposer)
             if self._states.positions == "last":
                 result = say_of_last(result)
-            yield self._proved(result, one, progress) if self._options.prove else result
+            elif outcome.handed_on or result.status == "not_recovered":
+                result = self._by_evidence(result, one, handed_on=outcome.handed_on)
+            if self._options.prove:
+                result = self._proved(result, one, progress)
+            if result.status in ("recovered", "ambiguous"):
+                result = with_exact_reading(result)
+            yield replace(result, proposer=self._proposer)
+
+    def _by_evidence(self, result: Inversion, observed: Tensor, *, handed_on: bool) -> Inversion:
+        """What a prompt is by evidence, where none reproduces its states; at last, the whole search after all.
+
+        Reading goes on behind what was verified. Where it finds nothing likely and does not know what the
+        states are instead, the vocabulary is tried in full.
+        """
+        model, budget = self._model, self._budget(len(observed))
+        before = model.forward_tokens
+        if self._evidence is None:
+            proposer = _proposer(model, self._verifier.layer, self._options.chosen_proposers)
+            self._evidence = Evidence(model, self._verifier, proposer)
+        verified = () if handed_on else result.token_ids
+        found, explained = self._evidence.decide(result, observed, budget, verified)
+        if handed_on and found.status == "not_recovered" and not explained and self._patient is not None:
+            (outcome,) = self._patient.run([observed], [budget])
+            searched = make_result(model, outcome, self._verifier, self._options, budget.tests, 0.0, 0)
+            reason = f"{searched.reason} {found.reason}".strip()
+            found = replace(searched, reading=found.reading, reason=reason)
+        return replace(
+            found,
+            tests=result.tests + budget.tests,
+            seconds=result.seconds + budget.seconds,
+            forward_tokens=result.forward_tokens + model.forward_tokens - before,
+        )
 
     def _budget(self, length: int) -> Budget:
         bound = length * self._model.vocab_size

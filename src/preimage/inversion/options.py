@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
 from preimage.errors import OptionError
 from preimage.inversion.proposers.registry import GRADIENT, proposer_names
+from preimage.observations import Observation
 
 if TYPE_CHECKING:
     from preimage.inversion.proposers.standard import Proposer
@@ -19,6 +21,8 @@ _ABOVE_0 = ("tolerance", "max_tests", "timeout", "learning_rate", "gradient_cap"
 class InvertChanges(TypedDict, total=False):
     """The fields of :class:`InvertOptions` as keywords of a call."""
 
+    observe: str | Observation | None
+    prefix: str | Sequence[int]
     method: str
     proposers: str | tuple[str | Proposer, ...] | None
     prove: bool
@@ -48,6 +52,8 @@ class InvertOptions:
     'codebook,prior'
     """
 
+    observe: str | Observation | None = None  # what was seen; None: what the states say themselves
+    prefix: str | Sequence[int] = ()  # known tokens or text before the first state that was seen
     method: str = "fast"
     proposers: str | tuple[str | Proposer, ...] | None = None
     prove: bool = False  # try the whole vocabulary at every position of what was recovered: the exact margin
@@ -62,6 +68,7 @@ class InvertOptions:
     published_cost: bool = False  # SIPIT as published: no prefix cache, one candidate at a time, all blocks
 
     def __post_init__(self) -> None:
+        Observation.of(self.observe)  # which refuses what is unknown
         if self.method not in METHODS:
             raise OptionError(f"Method {self.method!r} is not known.", f"Use {', '.join(METHODS)}.")
         if self.published_cost and self.method == "fast":
@@ -102,4 +109,6 @@ class InvertOptions:
         if self.proposers is not None:
             names = (one if isinstance(one, str) else one.name for one in self.chosen_proposers)
             values["proposers"] = ",".join(names)
+        values["observe"] = None if self.observe is None else Observation.of(self.observe).to_dict()
+        values["prefix"] = self.prefix if isinstance(self.prefix, str) else list(self.prefix)
         return values

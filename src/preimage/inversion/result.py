@@ -10,8 +10,16 @@ from typing import Any, Literal, NamedTuple, TypeAlias, overload
 from preimage.layers import Layer
 from preimage.storage import Saved
 
-Status: TypeAlias = Literal["recovered", "ambiguous", "not_recovered"]
+Status: TypeAlias = Literal["recovered", "ambiguous", "likely", "not_recovered"]
 Unique: TypeAlias = Literal["proved", "tested"]
+
+
+class Reading(NamedTuple):
+    """The likeliest tokens, from whatever is known, and how sure each is; also where nothing was verified."""
+
+    token_ids: tuple[int, ...]
+    text: str | None
+    confidence: tuple[float, ...]  # the probability that a token is right; 1 where it was verified
 
 
 class Position(NamedTuple):
@@ -75,8 +83,11 @@ class Inversion(Saved):
     vocabulary was tried at every position, "tested" where some tokens were, at positions where they all lie
     far apart; ``uniqueness`` says it in words. ``ambiguous``: several prompts fit, or others may; those known
     to are in ``alternatives``, ``fitting`` is how many they are, and ``complete`` whether there are no others
-    and all are listed (64 at most are). ``not_recovered``: ``reason`` says at which position nothing fits and
-    how far off the best candidate was; ``token_ids`` is the verified part.
+    and all are listed (64 at most are). ``likely``: no prompt reproduces the states exactly, but one does as
+    far as noise, another precision or another engine explains; ``reason`` says what it looks like.
+    ``not_recovered``: ``reason`` says at which position nothing fits and how far off the best candidate was,
+    or what the states look like instead; ``token_ids`` is the verified part. ``reading`` is there always: the
+    likeliest token everywhere, with its probability.
 
     ``margin`` is the smallest distance, over positions, from the observed state to the nearest tested token
     that is not the accepted one: an upper bound of the true margin. Once proved it is the smallest D.
@@ -107,6 +118,8 @@ class Inversion(Saved):
     noise_floor: float  # relative
     seed: int
     positions: Sequence[Position]
+    reading: Reading
+    observe: str  # where in the model the states were seen
     fitting: int
     complete: bool
     unique: Unique | None
@@ -118,14 +131,17 @@ class Inversion(Saved):
 
     def claims(self, ids: Sequence[int]) -> bool:
         """Whether these ids are the recovered prompt, or among those listed as fitting."""
-        if self.status == "recovered":
+        if self.status in ("recovered", "likely"):
             return self.token_ids == tuple(ids)
         return self.status == "ambiguous" and tuple(ids) in self.alternatives
 
     def to_dict(self) -> dict[str, Any]:
         """Plain json types."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return values | {"positions": [position._asdict() for position in self.positions]}
+        return values | {
+            "positions": [position._asdict() for position in self.positions],
+            "reading": self.reading._asdict(),
+        }
 
     def _repr_html_(self) -> str:
         shown = self.text if self.text is not None else " ".join(map(str, self.token_ids))

@@ -73,7 +73,7 @@ class Prefix:
                 f"{type(model.module).__name__} cannot be inverted: {reason}.",
                 "Capture, collisions and geometry work with it.",
             )
-        self._model = model
+        self.model = self._model = model
         self._layer = layer
         self._parts = [_PrefixLayer() for _ in range(model.n_layers)]
         self._cache = Cache(layers=self._parts)

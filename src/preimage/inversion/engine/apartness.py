@@ -91,7 +91,7 @@ class Apartness:
         places, tokens = torch.tensor(branches, dtype=torch.long).view(-1, 2).unbind(dim=1)
         return places, tokens
 
-    def _unclear(self, job: Job, scores: Scores, count: int) -> list[int]:
+    def unclear(self, job: Job, scores: Scores, count: int) -> list[int]:
         """Those of some verified positions at which another token may fit, or is not far from it."""
         places, tokens = self.branches(job, scores, count)
         if job.budget.tests_left < len(tokens):
@@ -111,7 +111,7 @@ class Apartness:
 
     def first_open(self, job: Job, scores: Scores, count: int) -> int | None:
         """Try the whole vocabulary at positions that are not clear; the first where another token may fit."""
-        for index in self._unclear(job, scores, count):
+        for index in self.unclear(job, scores, count):
             token, prefix = int(job.ids[index]), job.prefix_at(index)
             tested = distances_of(job.others[index], self._model.vocab_size)
             tested[token] = job.distances[index]

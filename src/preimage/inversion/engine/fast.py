@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from preimage.devices import by_device
 from preimage.inversion.engine.apartness import Apartness
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
+from preimage.inversion.engine.expectation import together
 from preimage.inversion.engine.jobs import Job, replaced
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.policies import Policy, RankedPolicy
@@ -38,6 +39,9 @@ _LADDER = (2, 16, 64)
 _FIRST_BATCH = {"cpu": 8, "cuda": 512}  # candidates tried first on a cached prefix
 _BATCH_TOKENS = 16384  # tokens of one pass
 _BESIDE = 512  # a prompt of more tokens is not run together with its rivals on a CPU: nothing is gained
+_SCANNED = 4096  # a vocabulary that is tried in full before evidence is asked
+_SCANS = {"cpu": 0, "cuda": 4}  # positions that are scanned in half precision before evidence is asked
+_PATIENCE = 256  # candidates tried at the first position before evidence is asked
 _WHOLE_REPAIRS = 1  # with more repairs a prompt is run from its first mismatch on, and whole at last
 
 # From the prefix, the observed state and the proposer's policy to the policy of a repair.
@@ -62,10 +66,13 @@ class FastInverter:
         proposer: Proposer,
         repair: RepairPolicy = lambda prefix, observed, ranked: ranked,
         together: bool | None = None,
+        *,
+        hand_on: bool = False,
     ) -> None:
         self._model, self._verifier, self._proposer = model, verifier, proposer
         self._repair_policy, self._lookalikes = repair, lookalikes_of(model)
         self._apart = Apartness(model, verifier)
+        self._hand_on = hand_on and model.vocab_size > _SCANNED
         self._together = model.device.type != "cpu" if together is None else together
 
     def prepare(self, longest: int) -> None:
@@ -254,6 +261,9 @@ class FastInverter:
             token = self._try_candidates(job, scores, at)
         reach = job.target.reaches[at]
         may_fit = {other for other, distance in job.tested[at].items() if distance <= reach}
+        if token is None and self._hands_on(at == job.known):
+            self._pass_on(job)
+            return False
         if token is None or may_fit - {token, *self._lookalikes.twins(token)}:
             self._search(job, scores, at)  # nothing fits, or several tokens may: a matter of alternatives
             return False
@@ -266,15 +276,35 @@ class FastInverter:
         known = job.tested.setdefault(at, {})
         tested = distances_of(known, self._model.vocab_size)
         first = by_device(_FIRST_BATCH, self._model.device)
-        ranked = RankedPolicy(scores.order(job.index, at), first, prefix.max_candidates)
+        order = partial(self._expected_order, job, scores, at)
+        ranked = RankedPolicy(scores.order(job.index, at), first, prefix.max_candidates, order)
         policy = self._repair_policy(prefix, job.observed[at], ranked)
         nearest: int | None = None
-        while nearest is None and len(ids := policy.propose(torch.isinf(tested))):
+        most = _PATIENCE if self._hands_on(at == job.known) else self._model.vocab_size
+        while nearest is None and len(known) < most and len(ids := policy.propose(torch.isinf(tested))):
             ids = ids[: job.budget.tests_left]
             self._verifier.test(prefix, ids, job.target[at], tested, job.budget)
             known.update(zip(ids.tolist(), tested[ids].tolist(), strict=True))
             nearest = job.nearest(at)
         return nearest
+
+    def _expected_order(self, job: Job, scores: Scores, at: int) -> Tensor | None:
+        """Every token by the proposer and by what the model expects behind the verified ones."""
+        expected = job.expected(at)
+        if expected is None:
+            return None
+        return together(scores.at(scores.row(job.index, at))[0].cpu(), expected)
+
+    def _hands_on(self, at_once: bool) -> bool:
+        """Whether evidence is asked before a scan: where not even the first token fits, and where what is
+        allowed is as wide as in half precision.
+        """
+        coarse = torch.finfo(self._model.dtype).eps > 1e-4
+        return self._hand_on and (at_once or coarse)
+
+    def _pass_on(self, job: Job) -> None:
+        verified = self._fits(job, min(job.verified, len(job.distances)))
+        job.outcome = Outcome((), verified, None, "", handed_on=True)
 
     def _fits_plainly(self, job: Job) -> bool:
         """Whether the nearest refused token fits in a plain pass over the whole prompt.
@@ -300,6 +330,11 @@ class FastInverter:
     def _conclude(self, job: Job, scores: Scores) -> None:
         """Every position is verified: it is the prompt where at every position all other tokens are far."""
         try:
+            if self._hands_on(at_once=False):
+                unclear = self._apart.unclear(job, scores, len(job))
+                if len(unclear) > by_device(_SCANS, self._model.device):
+                    self._pass_on(job)
+                    return
             open_ = self._apart.first_open(job, scores, len(job))
         except BudgetSpentError as spent:
             self._stop(job, spent)
@@ -319,6 +354,9 @@ class FastInverter:
 
     def _search(self, job: Job, scores: Scores, start: int) -> None:
         """Decide a prompt by a search from a position on, or from an earlier one that is not clear either."""
+        if self._hands_on(at_once=False):
+            self._pass_on(job)
+            return
         try:
             job.budget.check(0)
             if start and not job.runners_up:

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from preimage.inversion.engine.budget import Budget
+from preimage.inversion.engine.expectation import Expectation
 from preimage.inversion.engine.search import Outcome
 from preimage.inversion.engine.verifier import FAR, Target
 from preimage.inversion.result import VerifiedPositions
@@ -39,6 +40,7 @@ class Job:
     tests: list[int] = field(default_factory=list)  # how many were tried everywhere
     repaired: set[int] = field(default_factory=set)  # positions whose token was found, and counted, apart
     stage: int = 0  # rounds spent on the first mismatch
+    known: int = 0  # tokens before the first state that was observed: given, not looked for
     plainly: bool = False  # whether only plain passes over the whole prompt are near enough to the states
     outcome: Outcome | None = None
 
@@ -58,6 +60,14 @@ class Job:
     def prefix(self) -> Prefix:
         """Where its mismatches are repaired."""
         return self.make_prefix()
+
+    @cached_property
+    def _expecting(self) -> Expectation:
+        return Expectation(self.prefix.model)
+
+    def expected(self, at: int) -> Float[Tensor, " vocabulary"] | None:
+        """What the model itself expects at a position behind the verified tokens; None at the first."""
+        return self._expecting.behind(self.ids[:at].tolist())
 
     def extend_prefix(self, row: Int[Tensor, " position"], start: int) -> Float[Tensor, "some d_model"]:
         """Run a row from a position on, behind what the prefix holds up to there; the states of it."""

@@ -11,7 +11,7 @@ from preimage.inversion.engine.last_position import LONGEST
 from preimage.inversion.engine.search import MAX_PROMPTS, Fit, Outcome, VerifiedPrompt
 from preimage.inversion.engine.verifier import Verifier
 from preimage.inversion.options import InvertOptions
-from preimage.inversion.result import Inversion, Position, Status
+from preimage.inversion.result import Inversion, Position, Reading, Status
 from preimage.models import LanguageModel
 
 
@@ -51,6 +51,8 @@ def make_result(
         noise_floor=verifier.noise.relative,
         seed=options.seed,
         positions=positions,
+        reading=Reading((), None, ()),
+        observe="residual",
         fitting=0,
         complete=False,
         unique=None,
@@ -81,6 +83,16 @@ def with_status(result: Inversion, outcome: Outcome, vocab_size: int) -> Inversi
         reason=reason,
     )
     return changed if status != "recovered" else say_how(changed, vocab_size)
+
+
+def with_exact_reading(result: Inversion) -> Inversion:
+    """The result with what was verified as its reading; where several prompts fit, as sure as they agree."""
+    prompts = result.alternatives or (result.token_ids,)
+    agree = tuple(
+        sum(other[index : index + 1] == (token,) for other in prompts) / len(prompts)
+        for index, token in enumerate(result.token_ids)
+    )
+    return replace(result, reading=Reading(result.token_ids, result.text, agree))
 
 
 def say_how(result: Inversion, vocab_size: int) -> Inversion:

@@ -5,6 +5,7 @@ A policy proposes every token at most once and, asked long enough, every token t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -31,11 +32,21 @@ class Policy(Protocol):
 class RankedPolicy:
     """A given order at one position, in growing batches: a proposer's, or a random one (Algorithm 2)."""
 
-    def __init__(self, order: Int[Tensor, " vocabulary"], first: int, largest: int) -> None:
+    def __init__(
+        self,
+        order: Int[Tensor, " vocabulary"],
+        first: int,
+        largest: int,
+        better: Callable[[], Int[Tensor, " vocabulary"] | None] | None = None,
+    ) -> None:
         self._order, self._size, self._largest = order.cpu(), first, largest
+        self._first, self._better = first, better  # an order worth asking for once the first batch failed
 
     def propose(self, untested: Bool[Tensor, " vocabulary"]) -> Int[Tensor, " candidate"]:
         """The next untested tokens of the order."""
+        if self._better is not None and self._size > self._first:
+            order, self._better = self._better(), None
+            self._order = self._order if order is None else order
         self._order = self._order[untested[self._order]]
         batch = self._order[: min(self._size, self._largest)]
         self._size *= _GROWTH

@@ -80,6 +80,7 @@ class Outcome:
     failure: Position | None
     reason: str
     undecided: bool = False  # not every alternative was followed
+    handed_on: bool = False  # nothing fits at once: evidence is asked before the whole vocabulary is tried
 
 
 class Search:

@@ -109,11 +109,11 @@ class Scores:
 
     def order(self, prompt: int, position: int) -> Int[Tensor, " vocabulary"]:
         """Every token at one position, most likely first."""
-        return self.at(self._row(prompt, position))[0].argsort(descending=True)
+        return self.at(self.row(prompt, position))[0].argsort(descending=True)
 
     def top(self, prompt: int, position: int, count: int) -> list[int]:
         """The ``count`` most likely tokens at one position, most likely first."""
-        scores = self.at(self._row(prompt, position))[0]
+        scores = self.at(self.row(prompt, position))[0]
         return scores.topk(min(count, len(scores))).indices.tolist()
 
     def slices(self) -> Iterator[Int[Tensor, " some"]]:
@@ -122,7 +122,8 @@ class Scores:
         size = by_device(_SCORES, queries.device) // len(self.parts[0].books[0].bias)
         yield from torch.arange(len(queries), device=queries.device).split(max(64, size))
 
-    def _row(self, prompt: int, position: int) -> Tensor:
+    def row(self, prompt: int, position: int) -> Int[Tensor, " one"]:
+        """The row of one position."""
         return torch.tensor([prompt * self.length + position], device=self.parts[0].queries.device)
 
 

@@ -1,0 +1,109 @@
+"""From evidence to a result: what the states look like, what they read as, and whether that is likely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from preimage.inversion.engine.budget import Budget
+from preimage.inversion.engine.diagnosis import Diagnosis, diagnose
+from preimage.inversion.engine.judgement import cautious, judge
+from preimage.inversion.engine.reading import Read, Reader
+from preimage.inversion.engine.verifier import Verifier
+from preimage.inversion.proposers.registry import build_proposer
+from preimage.inversion.proposers.standard import Proposer
+from preimage.inversion.result import Inversion, Position, Reading
+from preimage.models import LanguageModel
+from preimage.states import noise_of
+
+_NOTHING = 0.6  # median relative distance above which states look like no layer
+
+
+class Evidence:
+    """Decides prompts by evidence, at one place of a model."""
+
+    def __init__(self, model: LanguageModel, verifier: Verifier, proposer: Proposer) -> None:
+        self._model, self._verifier, self._proposer = model, verifier, proposer
+        self._reader = Reader(model, verifier, proposer)
+
+    def decide(
+        self,
+        result: Inversion,
+        observed: Float[Tensor, "position d"],
+        budget: Budget,
+        verified: Sequence[int],
+    ) -> tuple[Inversion, bool]:
+        """The result with its reading, `likely` where it is; and whether it is known what the states are.
+
+        ``verified``: the tokens that fit exactly, from the left; behind them a state was changed.
+        """
+        looks = (
+            Diagnosis() if verified else diagnose(self._model, observed, self._verifier.layer, self._proposer)
+        )
+        if looks.words:
+            reading = self._read_as(looks, observed, budget)
+            return replace(result, reading=reading, reason=f"Nothing fits at once. {looks.words}"), True
+        read = self._reader.read(observed, budget, verified)
+        verdict = judge(read, len(verified))
+        if verdict.likely and not verified:
+            return self._likely(result, read, verdict.words), True
+        confidence = cautious(read.confidence, len(verified))
+        reason = verdict.words
+        if not verified and looks.away > _NOTHING:
+            reason += f" They look like no layer of {self._model.name}: another model's, or changed."
+        return (
+            replace(result, reading=self._reading(read.ids, confidence), reason=result.reason or reason),
+            False,
+        )
+
+    def _likely(self, result: Inversion, read: Read, words: str) -> Inversion:
+        reading = self._reading(read.ids, read.confidence)
+        positions = []
+        for index, (token, away) in enumerate(zip(read.ids, read.distances, strict=True)):
+            weighed = read.weighed[index]
+            assert weighed is not None, "every position was read"
+            others = sorted(
+                (distance, other)
+                for other, distance in zip(weighed.tokens, weighed.distances, strict=True)
+                if other != token
+            )
+            rival_away, rival = others[0] if others else (None, None)
+            radius = read.radii[index]
+            positions.append(
+                Position(index, token, away, radius, away <= radius, rival, rival_away, read.tests[index])
+            )
+        margins = [one.runner_up_distance for one in positions if one.runner_up_distance is not None]
+        return replace(
+            result,
+            status="likely",
+            token_ids=reading.token_ids,
+            text=reading.text,
+            positions=tuple(positions),
+            margin=min(margins, default=None),
+            reading=reading,
+            failed_position=None,
+            failed_distance=None,
+            reason=words,
+        )
+
+    def _read_as(self, looks: Diagnosis, observed: Tensor, budget: Budget) -> Reading:
+        """What states read as where they are something else than was said."""
+        layer = self._verifier.layer if looks.layer is None else looks.layer
+        verifier, proposer = self._verifier, self._proposer
+        if layer != verifier.layer:
+            verifier = Verifier(self._model, layer, noise=noise_of(self._model, layer)[layer])
+            proposer = build_proposer(self._model, layer)
+        before = list(looks.before)
+        rows = observed.to(self._model.device)
+        if before:
+            own = self._model.states(torch.tensor([before]), (layer,))[layer][0]
+            rows = torch.cat([own.to(rows), rows])
+        read = Reader(self._model, verifier, proposer).read(rows, budget, before)
+        return self._reading(read.ids[len(before) :], read.confidence[len(before) :])
+
+    def _reading(self, ids: Sequence[int], confidence: Sequence[float]) -> Reading:
+        return Reading(tuple(ids), self._model.decode(ids), tuple(confidence))

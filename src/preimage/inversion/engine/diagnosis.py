@@ -1,0 +1,117 @@
+"""What states look like, asked before any scan: this layer, another one, behind a BOS, no layer at all.
+
+A lens reads most tokens of states even where they are of another layer, and one pass over what it read shows
+them at every layer at once. Where the states agree with one of these far better than with the layer that was
+said, that is what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from preimage.inversion.proposers.lens_files import find_lens
+from preimage.inversion.proposers.registry import build_proposer
+from preimage.inversion.proposers.standard import Proposer
+from preimage.layers import Layer, all_layers
+from preimage.models import LanguageModel
+from preimage.observations import Site, Tap
+from preimage.states import calibration_prompts
+
+_AGREES = 0.35  # median relative distance at which states look like those of a layer
+_BETTER = 0.5  # and so many times that to the layer that was said
+_TRIED = 2  # other layers that are tried by their lens
+_profiles: WeakKeyDictionary[LanguageModel, tuple[int, dict[Layer, Float[Tensor, " d"]]]]
+_profiles = WeakKeyDictionary()
+
+
+class Diagnosis(NamedTuple):
+    """What states look like."""
+
+    layer: Layer | None = None  # another layer, where they look like one
+    before: tuple[int, ...] = ()  # tokens that stood before the first state
+    words: str = ""  # empty where they look like what was said, or where it is open
+    away: float = 0.0  # median relative distance to the layer that was said, as a first look reads it
+
+
+def diagnose(
+    model: LanguageModel, observed: Float[Tensor, "position d"], tap: Tap, proposer: Proposer
+) -> Diagnosis:
+    """Compare states with every layer, behind nothing and behind each special token a prompt may begin with."""
+    if isinstance(tap, Site):
+        return Diagnosis()
+    observed = observed.to(model.device)
+    found: list[_Agreement] = []
+    with torch.inference_mode():
+        for assumed in (tap, *_like(model, observed, tap)):
+            reader = proposer if assumed == tap else build_proposer(model, assumed)
+            found += _agreements(model, observed, reader)
+            if min(found).away <= _AGREES:
+                break
+    said = min(one.away for one in found if one.layer == tap and not one.before)
+    best = min(found)
+    if best.away > _AGREES or best.away > _BETTER * said or (best.layer, best.before) == (tap, ()):
+        return Diagnosis(away=said)
+    other = None if best.layer == tap else best.layer
+    name = f"this layer, {tap}," if other is None else f"layer {other}, not {tap},"
+    behind = ""
+    if best.before:
+        shown = model.decode(best.before)
+        behind = f" behind a token {shown!r} whose state is not among them: give it as prefix"
+    words = f"The states look like {name}{behind} ({100 * best.away:.2g} % off)."
+    return Diagnosis(other, best.before, words, said)
+
+
+class _Agreement(NamedTuple):
+    away: float  # median relative distance
+    order: int
+    layer: Layer
+    before: tuple[int, ...]
+
+
+def _agreements(model: LanguageModel, observed: Tensor, proposer: Proposer) -> Iterator[_Agreement]:
+    """How near states are to every layer of what a proposer reads in them, as it stands and behind a token."""
+    valid = torch.ones(1, len(observed), dtype=torch.bool, device=model.device)
+    ids = proposer.score(observed[None].float(), valid).best()[0]
+    lengths = observed.double().norm(dim=1).clamp_min(1e-30)
+    longest = model.max_length or len(ids) + 1
+    for before in ((), *_beginnings(model)):
+        if len(ids) + len(before) > longest:
+            continue
+        row = torch.cat([torch.tensor(before, dtype=ids.dtype, device=ids.device), ids])[None]
+        for order, (layer, states) in enumerate(model.states(row, all_layers(model.n_layers)).items()):
+            difference = states[0, len(before) :].double() - observed.double()
+            away = float((difference.norm(dim=1) / lengths).median())
+            yield _Agreement(away, order + 100 * len(before), layer, before)
+
+
+def _beginnings(model: LanguageModel) -> list[tuple[int, ...]]:
+    """Special tokens that a prompt may begin with."""
+    tokenizer: Any = model.tokenizer
+    ids = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
+    return [(token,) for token in dict.fromkeys(ids) if token is not None and token < model.vocab_size]
+
+
+def _like(model: LanguageModel, observed: Tensor, tap: Layer) -> list[Layer]:
+    """Other layers that have a lens and whose median state is most like that of these states."""
+    edition, profiles = _profiles.get(model, (-1, {}))
+    if edition != model.edition:
+        counted = model.forward_tokens
+        states = model.states(calibration_prompts(model, 2), all_layers(model.n_layers))
+        profiles = {layer: _profile(some.flatten(0, 1)) for layer, some in states.items()}
+        _profiles[model], model.forward_tokens = (model.edition, profiles), counted
+    own = _profile(observed)
+    apart = {layer: float((mean - own).norm() / mean.norm()) for layer, mean in profiles.items()}
+    near = (layer for layer in sorted(apart, key=apart.__getitem__) if layer != tap)
+    return [layer for layer in islice(near, _TRIED) if find_lens(model, layer) is not None]
+
+
+def _profile(rows: Float[Tensor, "row d"]) -> Float[Tensor, " d"]:
+    """The median state: sinks do not count."""
+    return rows.double().median(dim=0).values

@@ -1,0 +1,155 @@
+"""Evidence: candidates weighed against one another, and against what noise explains.
+
+States that were computed in another precision, kept in few bits or noised agree with no candidate exactly.
+Which candidate made them is then a question of likelihood. Noise of unknown strength in n directions gives a
+candidate at distance r the likelihood r^-n, so two candidates are compared by n log(r2 / r1): it takes no
+guess of the strength. n is how many directions the differences that are left take part in: all for white
+noise, few where another arithmetic computed the same prompt. A candidate that was never tried may still be
+the right one: the other positions show how far a right candidate usually is, and the nearer this one comes to
+that, compared with its rivals, the less room there is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+_CAUTION = 0.5  # share of the directions that is counted: noise is never quite white
+_FEW = 24.0  # directions counted at most where what is left over is not white
+_UNKNOWN = 12.0  # directions counted before anything was read
+_TOP, _QUIET = 8, 2  # one in so many directions has the most spread, one in so many the least
+_LEVEL = 2.5  # white: along the former, noise is at most so many times what it is along the latter
+_TAIL = 10.0  # degrees of freedom of the distribution of log distances: some positions are far noisier
+_LEAST_SPREAD = 0.05  # of log distances
+_UNKNOWN_SPREAD = 1.0  # before any position was read
+_UNTRIED = 0.15, 16.0  # the chance that the right token is not among so many tried
+_ALIKE = 0.15, 0.02  # log of how much nearer one wrong token is than the next: its scale, its least chance
+_SEED = 2  # positions that what was seen of white noise beforehand counts for
+_USUAL = 2.5  # spreads above the centre up to which a distance is that of a right token
+
+
+@dataclass
+class Level:
+    """How far right candidates are, as seen at the positions read so far, and how their residuals lie."""
+
+    width: int
+    logs: list[float] = field(default_factory=list)  # of distance over length
+    tilts: list[float] = field(default_factory=list)  # variance along directions of most and of least spread
+
+    def expect_white(self, relative: float) -> None:
+        """Take in beforehand that white noise was seen, and how long it is."""
+        self.logs += [math.log(relative)] * _SEED
+        self.tilts += [1.0] * _SEED
+
+    def note(self, relative: float, along: Float[Tensor, " d"]) -> None:
+        """Take in a position that was read: its relative distance, and its residual by directions."""
+        self.logs.append(math.log(max(relative, 1e-30)))
+        energy = along.double().square()
+        top = energy[: max(1, self.width // _TOP)].mean()
+        quiet = energy[-max(1, self.width // _QUIET) :].mean()
+        self.tilts.append(float(top / quiet.clamp_min(1e-300)))
+
+    @property
+    def white(self) -> bool:
+        """Whether what is left over lies in all directions alike, those in which states differ or not."""
+        return bool(self.tilts) and _median(self.tilts) <= _LEVEL
+
+    @property
+    def directions(self) -> float:
+        """How many independent directions what is left over counts for."""
+        if not self.tilts:
+            return min(_UNKNOWN, self.width)
+        return _CAUTION * self.width if self.white else min(_FEW, _CAUTION * self.width)
+
+    @property
+    def centre(self) -> float:
+        """The usual relative distance of a right candidate."""
+        return math.exp(_median(self.logs)) if self.logs else math.nan
+
+    @property
+    def spread(self) -> float:
+        """How much the logarithm of that varies from position to position."""
+        if len(self.logs) < 2:
+            return _UNKNOWN_SPREAD
+        middle = _median(self.logs)
+        deviation = 1.5 * _median([abs(one - middle) for one in self.logs])
+        known = len(self.logs) / (len(self.logs) + 2)
+        return max(_LEAST_SPREAD, known * deviation + (1 - known) * _UNKNOWN_SPREAD / 2)
+
+    def usual(self, relative: float) -> bool:
+        """Whether a right candidate is as far as this at other positions."""
+        if not self.logs:
+            return False
+        return math.log(max(relative, 1e-30)) <= _median(self.logs) + _USUAL * self.spread
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Candidates at one position, weighed: the best, how sure it is, and the others by their log odds."""
+
+    tokens: list[int]  # likeliest first
+    scores: list[float]  # log likelihood with the prior, up to a constant
+    distances: list[float]
+    confidence: float
+    gap: float  # nats between the nearest and the second nearest, the prior left out
+
+
+def weigh(
+    tokens: list[int],
+    distances: Float[Tensor, " candidate"],
+    prior: Float[Tensor, " candidate"],
+    level: Level,
+    *,
+    length: float,
+    floor: float,
+    vocab_size: int,
+) -> Weighed:
+    """Weigh candidates at a position whose state is so long; ``floor``: a distance that is noise anyway."""
+    squares = distances.double().square() + floor**2
+    likelihood = -0.5 * level.directions * squares.log()
+    scores = likelihood + prior.double()
+    order = scores.argsort(descending=True)
+    best = int(order[0])
+    shares = (scores - scores[best]).softmax(dim=0)
+    near = likelihood.sort(descending=True).values
+    gap = float(near[0] - near[1]) if len(near) > 1 else 0.0
+    untried = _room(squares, best, level, length, len(tokens) >= vocab_size, len(tokens))
+    return Weighed(
+        [tokens[i] for i in order.tolist()],
+        scores[order].tolist(),
+        distances[order].tolist(),
+        float(shares[best]) / (1 + untried),
+        gap,
+    )
+
+
+def _room(squares: Tensor, best: int, level: Level, length: float, whole: bool, tried: int) -> float:
+    """Odds that none of the candidates tried is the right one."""
+    if whole:
+        return 0.0
+    chance, few = _UNTRIED
+    chance = chance * math.sqrt(min(1.0, few / max(1, tried)))
+    if tried < 2:
+        return chance
+    own = 0.5 * math.log(float(squares[best]))
+    others = squares.clone()
+    others[best] = torch.inf
+    apart = max(0.0, 0.5 * math.log(float(others.min())) - own)
+    above = own - math.log(length) - _median(level.logs) if level.logs else 0.0
+    scale, least = _ALIKE
+    chance *= max(least, math.exp(-apart / scale))  # were all wrong, the best would hardly be so much nearer
+    # what a right candidate's distance would have to be for this, and what a wrong one's
+    return chance * _density((above - apart) / level.spread) / _density(above / level.spread)
+
+
+def _density(deviation: float) -> float:
+    return float((1 + deviation**2 / _TAIL) ** (-(_TAIL + 1) / 2))
+
+
+def _median(values: list[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]

@@ -1,0 +1,57 @@
+"""What the model itself expects next behind given tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from preimage.models import LanguageModel, Prefix
+
+
+class Expectation:
+    """Log probabilities of every next token, behind tokens that mostly grow by a few from call to call."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self._prefix: Prefix | None = None if model.unembedding is None else model.prefix("final")
+        self._held: list[int] = []
+        self._last: Tensor | None = None
+
+    def behind(self, ids: Sequence[int]) -> Float[Tensor, " vocabulary"] | None:
+        """The expectation behind these tokens, on the CPU; None without tokens, or without an LM head."""
+        table = self._model.unembedding
+        if self._prefix is None or table is None or not ids:
+            return None
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(ids, self._held, strict=False)) if a != b),
+            min(len(ids), len(self._held)),
+        )
+        if shared < len(ids) or shared < len(self._held) or self._last is None:
+            shared = min(shared, len(ids) - 1)  # the last token is run again for its state
+            self._prefix.crop(shared)
+            self._last = self._prefix.extend(torch.tensor(ids[shared:]))[-1]
+            self._held = list(ids)
+        return (table.float() @ self._last.float()).log_softmax(dim=0).cpu()
+
+
+def in_turns(orders: Sequence[Sequence[int]], count: int, without: Sequence[int] = ()) -> list[int]:
+    """The first ``count`` tokens of several orders, taken in turns, each once."""
+    seen, chosen = set(without), []
+    for tokens in zip(*orders, strict=True):
+        for token in tokens:
+            if token not in seen and len(chosen) < count:
+                seen.add(token)
+                chosen.append(token)
+    return chosen
+
+
+def together(
+    scores: Float[Tensor, " vocabulary"], expected: Float[Tensor, " vocabulary"]
+) -> Int[Tensor, " vocabulary"]:
+    """Every token: by a proposer's scores and by what is expected, added, and by the scores alone in turns."""
+    alone = scores.log_softmax(dim=0)
+    orders = [(alone + expected).argsort(descending=True), alone.argsort(descending=True)]
+    return torch.tensor(in_turns([order.tolist() for order in orders], len(scores)))

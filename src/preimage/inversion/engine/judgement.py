@@ -1,0 +1,81 @@
+"""Is a reading likely? Whether noise explains what it leaves over, and whether tokens stand out of it.
+
+Averages of states, steered states, states of other models and random ones have a nearest token everywhere
+too. What tells them from noisy states of a prompt is what is left over: noise is white, another arithmetic
+leaves little compared with the distances between tokens; anything else points along the directions in which
+states differ, or the same way at every position.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from preimage.inversion.engine.reading import Read
+
+_MOST = 0.95  # of the states' length, that noise may be off
+_SEVERAL = 3  # ordinary positions without which noise cannot be told from anything else
+_APART = 3.0  # times as far as the nearest token are others, where what is left over is not white
+_GAP, _GAP_OF_ONE = 4.0, 8.0  # nats between nearest and next, at the median position; more for few positions
+_CONFIDENCE = 0.9  # at the median position
+_DOUBTFUL = 0.9  # no position of a reading that is not likely is called surer than this
+
+
+class Judgement(NamedTuple):
+    """Whether a reading is likely, and in words why, or why not."""
+
+    likely: bool
+    words: str
+
+
+def judge(read: Read, known: int) -> Judgement:
+    """Judge a reading behind some known positions."""
+    weighed = [one for one in read.weighed[known:] if one is not None]
+    if not read.finished or not weighed:
+        return Judgement(False, "The budget was spent before every position was read.")
+    relative = statistics.median(
+        away / length for away, length in zip(read.distances[known:], read.lengths[known:], strict=True)
+    )
+    off = f"The states are {100 * relative:.2g} % of their length off those of the likeliest prompt"
+    gap = statistics.median(one.gap for one in weighed)
+    confidence = statistics.median(read.confidence[known:])
+    if relative > _MOST:
+        return Judgement(False, f"{off}: no prompt explains anything of them.")
+    if gap < _GAP + _GAP_OF_ONE / len(weighed) or confidence < _CONFIDENCE:
+        return Judgement(False, f"{off}, and no token stands out: no prompt is likely to have made them.")
+    rows = _ordinary(read, known)
+    share = float(rows.mean(dim=0).square().sum()) if len(rows) > 1 else 0.0
+    if len(rows) > 1 and share > 0.5 * (1 + 1 / len(rows)):
+        return Judgement(False, f"{off}, by the same vector at every position: something was added to them.")
+    if read.level.white and len(rows) >= _SEVERAL:
+        return Judgement(True, f"{off}, in all directions alike: noise.")
+    apart = statistics.median(_ratio(one.distances) for one in weighed)
+    if apart >= _APART:
+        return Judgement(
+            True,
+            f"{off}, and other tokens are {apart:.3g} times as far: another precision or engine computed them.",
+        )
+    return Judgement(
+        False, f"{off}, along the directions in which states differ: they are a mixture, or were changed."
+    )
+
+
+def cautious(confidence: list[float], known: int) -> list[float]:
+    """The confidence of a reading that is not likely."""
+    return confidence[:known] + [min(one, _DOUBTFUL) for one in confidence[known:]]
+
+
+def _ratio(distances: list[float]) -> float:
+    ordered = sorted(distances)
+    return ordered[1] / max(ordered[0], 1e-30) if len(ordered) > 1 else 1.0
+
+
+def _ordinary(read: Read, known: int) -> Float[Tensor, "position d"]:
+    """The directions of what is left over at positions that are no sinks."""
+    lengths = torch.tensor(read.lengths[known:], dtype=torch.float64)
+    rows = read.residuals[known:].cpu()[lengths <= 4 * lengths.median()]
+    return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)

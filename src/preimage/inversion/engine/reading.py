@@ -1,0 +1,349 @@
+"""Reading states that no prompt reproduces exactly: the likeliest token everywhere, and how sure it is.
+
+Proposals are run in growing stretches with a rival beside every token, and what is clear is settled. At a
+position that is not, more candidates are tried on the cached prefix, ranked by proposer and by the model's
+own expectation behind the tokens read so far, until one stands out or the ladder ends. One wrong token
+disturbs all later ones, so positions that stayed doubtful are looked at once more at the end: each
+alternative is run with everything that follows, and the whole prompt decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from preimage.devices import by_device
+from preimage.inversion.engine.apartness import Apartness
+from preimage.inversion.engine.budget import Budget, BudgetSpentError
+from preimage.inversion.engine.evidence import Level, Weighed, weigh
+from preimage.inversion.engine.expectation import Expectation, in_turns, together
+from preimage.inversion.engine.statistics import Statistics, statistics_of
+from preimage.inversion.engine.verifier import Target, Verifier
+from preimage.inversion.proposers.scores import Scores
+from preimage.inversion.proposers.standard import Proposer
+from preimage.models import LanguageModel, Prefix
+
+SURE = 0.99  # a position this sure is settled at once
+_LADDER = (16, 64, 256, 1024)  # candidates tried at a position that is not clear
+_STRETCH = (4, 64)  # positions run at once: first and most
+_LOST, _NO_IDEA = 12, 0.2  # after so many positions in a row less sure than this, few candidates are tried
+_SEEN = 0.02  # relative length of noise that is seen beforehand
+_FIRST_TOKENS = {"cpu": 1024, "cuda": 8192}  # tried as the first with what follows
+_NEXT, _FOLLOWERS, _FINALISTS = 2, 8, 64  # followers of all of them, of the finalists, and how many these are
+_BATCH_TOKENS = {"cpu": 2048, "cuda": 32768}  # of one pass
+_UNREAD = 0.3  # confidence in what is only proposed
+_SECOND_LOOK = 24  # alternatives run with all that follows
+_WITHIN = 8.0  # nats behind the best within which a token is an alternative
+
+
+@dataclass
+class Read:
+    """A prompt as it was read."""
+
+    ids: list[int]
+    confidence: list[float]
+    distances: list[float]  # of one plain pass over the whole
+    weighed: list[Weighed | None]  # None at known positions
+    residuals: Float[Tensor, "position d"]  # along principal directions
+    lengths: list[float]  # of the observed states, outliers weighted down
+    radii: list[float]  # within which a distance is noise of an exact recomputation
+    level: Level
+    finished: bool = True
+    tests: list[int] = field(default_factory=list)
+
+
+class Reader:
+    """Reads prompts at one place of a model."""
+
+    def __init__(self, model: LanguageModel, verifier: Verifier, proposer: Proposer) -> None:
+        self._model, self._verifier, self._proposer = model, verifier, proposer
+        self._apart = Apartness(model, verifier)
+
+    def read(self, observed: Float[Tensor, "position d"], budget: Budget, known: Sequence[int] = ()) -> Read:
+        """The likeliest prompt behind some known tokens; what the budget leaves unread is only proposed."""
+        with torch.inference_mode():
+            return _Reading(self._model, self._verifier, self._proposer, self._apart, observed).run(
+                budget, list(known)
+            )
+
+
+class _Reading:
+    """One prompt being read."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        verifier: Verifier,
+        proposer: Proposer,
+        apart: Apartness,
+        observed: Float[Tensor, "position d"],
+    ) -> None:
+        self._model, self._verifier, self._apart = model, verifier, apart
+        self._observed = observed.to(model.device)
+        self._statistics: Statistics = statistics_of(model, verifier.layer)
+        self._target: Target = verifier.target(self._observed)
+        calm = self._statistics.denoised(self._observed.float())
+        valid = torch.ones(1, len(observed), dtype=torch.bool, device=model.device)
+        self._scores: Scores = proposer.score(calm[None], valid)
+        first, second = self._scores.best_two()
+        self._ids, self._second = first[0].cpu(), second[0].cpu()
+        weights = self._target.weights
+        exact = self._observed.double() if weights is None else self._observed.double() * weights
+        self._lengths = exact.norm(dim=-1).clamp_min(1e-30).tolist()
+        self._sinks = self._statistics.sinks(self._observed).tolist()
+        self._levels = {kind: Level(observed.shape[-1]) for kind in (False, True)}
+        self._expect_noise()
+        self._prefix: Prefix = model.prefix(verifier.layer)
+        self._expectation = Expectation(model)
+        self._weighed: list[Weighed | None] = [None] * len(observed)
+        self._tests = [0] * len(observed)
+        self._begun = len(observed) < 2  # whether the first token was looked at with what follows it
+        self._rung = 0  # of the ladder, at which the next doubtful position begins
+        self._lost = 0  # positions in a row at which not even the whole ladder helped
+
+    def _expect_noise(self) -> None:
+        """White noise shows in the quiet directions of the states before anything is read."""
+        variance = self._statistics.noise_variance(self._observed)
+        seen = (variance * self._observed.shape[-1]).sqrt().cpu()
+        relative = float((seen / torch.tensor(self._lengths)).median())
+        if relative > _SEEN:
+            self._levels[False].expect_white(relative)
+
+    def run(self, budget: Budget, known: list[int]) -> Read:
+        finished = True
+        self._ids[: len(known)] = torch.tensor(known, dtype=self._ids.dtype)
+        if known:
+            self._prefix.extend(self._ids[: len(known)])
+        at, stretch = len(known), _STRETCH[0]
+        try:
+            while at < len(self._ids):
+                stretch = min(stretch, len(self._ids) - at)
+                settled = self._run_stretch(at, stretch, budget)
+                at += settled
+                if settled < stretch:
+                    self._decide(at, budget)
+                    at += 1
+                stretch = min(_STRETCH[1], 2 * stretch if settled == stretch else max(2, settled))
+                if not known and not self._begun and at > min(_FOLLOWERS, len(self._ids) - 1):
+                    at = self._settle_first(at, budget)
+            self._look_again(len(known), budget)
+        except BudgetSpentError:
+            finished = False
+        return self._conclude(len(known), finished)
+
+    def _settle_first(self, at: int, budget: Budget) -> int:
+        """Choose the first token by the states that follow it; where to read on.
+
+        The first state is a sink: noise drowns what it says. But what follows looks back on it, so that a
+        wrong first token disturbs everything.
+        """
+        self._begun = True
+        first = self._weighed[0]
+        if first is None or first.confidence >= SURE:
+            return at
+        wide = by_device(_FIRST_TOKENS, self._model.device)
+        order = self._scores.at(torch.tensor([0], device=self._observed.device))[0].cpu()
+        opening = self._expectation.behind(self._opening)
+        tokens = (together(order, opening) if opening is not None else order.argsort(descending=True))[:wide]
+        tokens = torch.tensor(list(dict.fromkeys([*first.tokens[:_FINALISTS], *tokens.tolist()])))
+        scores = torch.empty(0)
+        for followers, finalists in ((_NEXT, _FINALISTS), (_FOLLOWERS, 1)):
+            followers = min(followers, at - 1, len(self._ids) - 1)
+            budget.check(len(tokens))
+            budget.tests += len(tokens)
+            scores = self._evidence_of_firsts(tokens, followers)
+            best = scores.topk(min(max(finalists, 2), len(scores))).indices
+            share = float(scores.softmax(dim=0).max())
+            tokens, scores = tokens[best], scores[best]
+        missed = 0.15 * (16 / wide) ** 0.5 if wide < self._model.vocab_size else 0.0
+        chosen = replace(first, confidence=share * (1 - missed))
+        if int(tokens[0]) == int(self._ids[0]):
+            self._weighed[0] = chosen
+            return at
+        self._prefix.crop(0)
+        state = self._prefix.extend(tokens[:1])[0]
+        away = float(self._away(self._target[0], state[None])[0])
+        for kind in (False, True):
+            self._levels[kind] = Level(self._observed.shape[-1])
+        self._expect_noise()
+        again = Weighed(tokens.tolist(), scores.tolist(), [away] * len(tokens), chosen.confidence, first.gap)
+        self._settle(0, again, state)
+        return 1
+
+    @property
+    def _opening(self) -> list[int]:
+        """What may stand before a prompt, for an idea of how prompts begin."""
+        bos = getattr(self._model.tokenizer, "bos_token_id", None)
+        return [] if bos is None else [int(bos)]
+
+    def _evidence_of_firsts(
+        self, tokens: Int[Tensor, " candidate"], followers: int
+    ) -> Float[Tensor, " candidate"]:
+        """The log likelihood of each first token, together with the tokens that were read behind it."""
+        tap = self._verifier.layer
+        target = self._target[: 1 + followers]
+        floors = target.radius.to(torch.float64) / 4
+        directions = torch.tensor([self._levels[sink].directions for sink in self._sinks[: 1 + followers]])
+        size = max(1, by_device(_BATCH_TOKENS, self._model.device) // (1 + followers))
+        totals = []
+        for part in tokens.split(size):
+            rows = torch.cat([part[:, None], self._ids[None, 1 : 1 + followers].expand(len(part), -1)], dim=1)
+            away = self._away(target, self._model.states(rows, (tap,))[tap])
+            logs = (away.square() + floors.square()).log()
+            totals.append(-0.5 * (directions * logs).sum(dim=1))
+        return torch.cat(totals)
+
+    def _run_stretch(self, at: int, stretch: int, budget: Budget) -> int:
+        """Run the next proposals, each with a rival beside it; how many of them are sure, from the left."""
+        row, second = self._ids[at : at + stretch], self._second[at : at + stretch]
+        budget.check(2 * len(row))
+        places = torch.arange(at, at + len(row))
+        if not self._apart.takes_branches(at + len(row)):
+            return 0
+        states, rivals = self._prefix.extend_and_try(row, places, second)
+        away = self._away(self._target[at : at + len(row)], states)
+        beside = self._away(self._target[at : at + len(row)], rivals)
+        budget.tests += 2 * len(row)
+        settled = 0
+        for i, (token, other) in enumerate(zip(row.tolist(), second.tolist(), strict=True)):
+            distances = torch.stack([away[i], beside[i]])
+            weighed = self._weigh(at + i, [token, other], distances, torch.zeros(2))
+            self._tests[at + i] += 2
+            usual = self._levels[self._sinks[at + i]].usual(weighed.distances[0] / self._lengths[at + i])
+            if weighed.tokens[0] != token or weighed.confidence < SURE or token == other or not usual:
+                break
+            self._settle(at + i, weighed, states[i])
+            settled += 1
+        self._prefix.crop(at + settled)
+        return settled
+
+    def _decide(self, at: int, budget: Budget) -> None:
+        """Try candidates at one position, ever more of them, until one is sure; take the likeliest."""
+        scores = self._scores.at(torch.tensor([at], device=self._observed.device))[0].log_softmax(dim=0)
+        tried: list[int] = []
+        distances, states = torch.empty(0), torch.empty(0)
+        weighed, prior = None, torch.zeros(self._model.vocab_size)
+        ladder = _LADDER[: 1 if self._lost >= _LOST else None]
+        for rung in range(min(self._rung, len(ladder) - 1), len(ladder)):
+            count = ladder[rung]
+            if rung:
+                prior = self._prior(at)
+            fresh = _candidates(scores.cpu(), prior, count, tried)
+            if not fresh:
+                break
+            budget.check(len(fresh))
+            for part in torch.tensor(fresh).split(self._prefix.max_candidates):
+                seen = self._prefix.try_tokens(part)
+                distances = torch.cat([distances, self._away(self._target[at], seen)])
+                states = torch.cat([states.to(seen), seen]) if len(states) else seen
+            budget.tests += len(fresh)
+            tried += fresh
+            weighed = self._weigh(at, tried, distances, prior[tried])
+            self._rung = max(0, rung - 1)
+            if weighed.confidence >= SURE:
+                break
+        assert weighed is not None, "a vocabulary has at least one token"
+        self._lost = self._lost + 1 if weighed.confidence < _NO_IDEA else 0
+        self._tests[at] += len(tried)
+        self._settle(at, weighed, states[tried.index(weighed.tokens[0])])
+        self._prefix.extend(torch.tensor([weighed.tokens[0]]))
+
+    def _settle(self, at: int, weighed: Weighed, state: Float[Tensor, " d"]) -> None:
+        self._ids[at] = weighed.tokens[0]
+        self._weighed[at] = weighed
+        residual = self._observed[at].double() - self._verifier.observe(state[None])[0].double()
+        if self._target.weights is not None:
+            residual = residual * self._target.weights[at]
+        self._levels[self._sinks[at]].note(
+            weighed.distances[0] / self._lengths[at], self._statistics.coordinates(residual)
+        )
+
+    def _weigh(self, at: int, tokens: list[int], distances: Tensor, prior: Tensor) -> Weighed:
+        return weigh(
+            tokens, distances, prior, self._levels[self._sinks[at]],
+            length=self._lengths[at], floor=self._target.radii[at] / 4, vocab_size=self._model.vocab_size,
+        )  # fmt: skip
+
+    def _prior(self, at: int) -> Float[Tensor, " vocabulary"]:
+        """Log probabilities of every token behind those read so far; none at the first position."""
+        expected = self._expectation.behind(self._ids[:at].tolist())
+        return torch.zeros(self._model.vocab_size) if expected is None else expected
+
+    def _away(self, target: Target, states: Tensor) -> Tensor:
+        return target.away(self._verifier.observe(states)).cpu()
+
+    def _look_again(self, known: int, budget: Budget) -> None:
+        """Run alternatives of doubtful positions with all that follows; the whole prompt decides."""
+        doubtful = [
+            (at, token)
+            for at, weighed in enumerate(self._weighed)
+            if weighed is not None and weighed.confidence < SURE
+            for token, score in list(zip(weighed.tokens, weighed.scores, strict=True))[1:4]
+            if score >= weighed.scores[0] - _WITHIN
+        ][:_SECOND_LOOK]
+        if not doubtful or len(self._ids) < 2:
+            return
+        budget.check(len(doubtful))
+        base = self._evidence(self._ids)
+        for at, token in doubtful:
+            row = self._ids.clone()
+            row[at] = token
+            other = self._evidence(row)
+            budget.tests += 1
+            weighed = self._weighed[at]
+            assert weighed is not None
+            before = weighed.scores[weighed.tokens.index(int(self._ids[at]))]
+            gain = float((other - base)[at + 1 :].sum())
+            gain += weighed.scores[weighed.tokens.index(token)] - before
+            if gain > 0:
+                self._ids, base = row, other
+                self._weighed[at] = replace(weighed, confidence=weighed.confidence * _logistic(gain))
+
+    def _evidence(self, row: Int[Tensor, " position"]) -> Float[Tensor, " position"]:
+        """The log likelihood of every position of a prompt, one plain pass."""
+        distances = torch.tensor(self._verifier.whole_sequence(row.tolist(), self._target))
+        floors = torch.tensor(self._target.radii) / 4
+        directions = torch.tensor([self._levels[sink].directions for sink in self._sinks])
+        logs = (distances.square() + floors.square()).log()
+        return -0.5 * directions * logs
+
+    def _conclude(self, known: int, finished: bool) -> Read:
+        """The prompt as it was read, and what a plain pass over the whole of it leaves unexplained."""
+        tap = self._verifier.layer
+        states = self._verifier.observe(self._model.states(self._ids[None], (tap,))[tap][0])
+        residual = self._observed.double() - states.double()
+        if self._target.weights is not None:
+            residual = residual * self._target.weights
+        confidence = [
+            1.0 if at < known else _UNREAD if weighed is None else weighed.confidence
+            for at, weighed in enumerate(self._weighed)
+        ]
+        return Read(
+            self._ids.tolist(),
+            confidence,
+            self._target.away(states).tolist(),
+            self._weighed,
+            self._statistics.coordinates(residual),
+            self._lengths,
+            self._target.radii,
+            self._levels[False],
+            finished,
+            self._tests,
+        )
+
+
+def _candidates(scores: Tensor, prior: Tensor, count: int, tried: list[int]) -> list[int]:
+    """The next tokens to try: by both together, by the proposer, by the prior, in turns."""
+    count = min(count, len(scores))
+    orders = [scores.topk(count).indices.tolist()]
+    if bool(prior.any()):
+        orders = [(scores + prior).topk(count).indices.tolist(), *orders, prior.topk(count).indices.tolist()]
+    return in_turns(orders, count - len(tried), tried)
+
+
+def _logistic(nats: float) -> float:
+    return float(torch.sigmoid(torch.tensor(nats)))

@@ -1,0 +1,115 @@
+"""How the states at a place of a model are spread: their mean, and the directions in which they differ.
+
+What a model computes differs along few directions. What noise adds lies in all of them alike. Along the many
+directions in which states hardly differ noise can be seen, and its strength measured, without knowing the
+prompt; along the others it is weighted down before anything is proposed.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Bool, Float
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from preimage.errors import RunFolderError
+from preimage.models import LanguageModel, cache_folder
+from preimage.observations import Tap
+from preimage.states import calibration_prompts
+from preimage.storage import write_tensors
+
+log = logging.getLogger(__name__)
+
+_RECIPE = 1  # raise when the measurement changes
+_PROMPTS = 16  # of text, and as many of random tokens
+_SINK = 4.0  # a sink is so many times as long as the median state
+_QUIET = 0.5  # of the directions: those in which states differ least
+
+
+class Statistics:
+    """Mean and principal directions of ordinary states, sinks left out; the directions of most spread first."""
+
+    def __init__(
+        self,
+        mean: Float[Tensor, " d"],
+        spread: Float[Tensor, " d"],
+        axes: Float[Tensor, "d d"],
+        length: float,
+    ) -> None:
+        self.mean, self.spread, self.axes, self.length = mean, spread, axes, length
+
+    @classmethod
+    def of(cls, states: Float[Tensor, "prompt position d"]) -> Statistics:
+        """The statistics of a sample."""
+        rows = states[:, min(1, states.shape[1] - 1) :].flatten(0, 1).double()
+        lengths = rows.norm(dim=1)
+        median = float(lengths.median())
+        rows = rows[lengths <= _SINK * median]
+        mean = rows.mean(dim=0)
+        centred = rows - mean
+        spread, axes = torch.linalg.eigh(centred.T @ centred / len(rows))
+        return cls(mean, spread.flip(0).clamp_min(0), axes.flip(1), median)
+
+    def sinks(self, observed: Float[Tensor, "position d"]) -> Bool[Tensor, " position"]:
+        """Which states are attention sinks: far longer than the others seen with them, or than the sample."""
+        lengths = observed.double().norm(dim=-1)
+        usual = max(self.length, float(lengths.median()))
+        sinks: Tensor = lengths > _SINK * usual
+        return sinks
+
+    def coordinates(self, rows: Float[Tensor, "*row d"]) -> Float[Tensor, "*row d"]:
+        """Rows, or differences of rows, along the principal directions."""
+        return rows.double() @ self.axes
+
+    def noise_variance(self, observed: Float[Tensor, "position d"]) -> Float[Tensor, " position"]:
+        """The variance that noise adds to every coordinate, as the quiet directions show it; 0 for none."""
+        along = self.coordinates(observed.double() - self.mean).square() - self.spread
+        quiet = along[:, int(_QUIET * along.shape[1]) :]
+        return quiet.mean(dim=1).clamp_min(0)
+
+    def denoised(self, observed: Float[Tensor, "position d"]) -> Float[Tensor, "position d"]:
+        """Each ordinary state as it most likely was before white noise was added."""
+        variance = self.noise_variance(observed)[:, None]
+        along = self.coordinates(observed.double() - self.mean)
+        shrunk = along * (self.spread / (self.spread + variance).clamp_min(1e-30))
+        calm = (shrunk @ self.axes.T + self.mean).to(observed.dtype)
+        return torch.where(self.sinks(observed)[:, None], observed, calm)
+
+
+_known: WeakKeyDictionary[LanguageModel, dict[tuple[int, Tap], Statistics]] = WeakKeyDictionary()
+
+
+def statistics_of(model: LanguageModel, tap: Tap) -> Statistics:
+    """The statistics of a model at a place: from this process, the user's cache, or measured now."""
+    known = _known.setdefault(model, {})
+    key = model.edition, tap
+    if key not in known:
+        known[key] = _load_or_measure(model, tap)
+    return known[key]
+
+
+def _load_or_measure(model: LanguageModel, tap: Tap) -> Statistics:
+    names = ("mean", "spread", "axes", "length")
+    path = cache_folder() / "statistics" / model.identity.weight_hash[:24] / f"{tap}-v{_RECIPE}.safetensors"
+    if model.lasting:
+        with suppress(OSError, SafetensorError, KeyError):
+            *parts, length = (load_file(path)[name].to(model.device).double() for name in names)
+            return Statistics(*parts, float(length))
+    counted = model.forward_tokens
+    prompts = calibration_prompts(model, _PROMPTS)
+    states = torch.cat([model.states(part, (tap,))[tap].float() for part in prompts.split(8)])
+    model.forward_tokens = counted
+    measured = Statistics.of(states)
+    if model.lasting:
+        parts = (measured.mean, measured.spread, measured.axes, torch.tensor([measured.length]))
+        tensors = {name: part.float().cpu().contiguous() for name, part in zip(names, parts, strict=True)}
+        try:
+            write_tensors(path, tensors)
+        except RunFolderError as error:  # a cache that cannot be written costs time, nothing else
+            log.warning("the statistics of states could not be cached: %s", error)
+    return measured
