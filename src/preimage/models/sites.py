@@ -11,7 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -38,8 +38,17 @@ _PROBE = 5  # tokens on which turning keys back is tried
 _ROUNDING = 16  # units of rounding of the largest key, that turning it and back may cost
 
 Reach: TypeAlias = Callable[[Tensor], None]  # takes what was seen; may end the pass
-Turning: TypeAlias = Callable[[Tensor, int], Tensor]
-_turnings: WeakKeyDictionary[LanguageModel, dict[tuple[int, int], Turning | None]] = WeakKeyDictionary()
+
+
+class _Turning(NamedTuple):
+    """How keys of a block are turned back: heads of so many coordinates, of which so many are turned."""
+
+    size: int
+    turned: int | None  # None: as many as there are angles
+
+
+_AS_THEY_ARE = _Turning(0, 0)
+_turnings: WeakKeyDictionary[LanguageModel, dict[tuple[int, int], _Turning | None]] = WeakKeyDictionary()
 
 
 class _Handed(Exception):  # noqa: N818  # a signal, not an error
@@ -111,7 +120,7 @@ def unrotated(
     if turning is None:
         return None
     width = model.width(Site(site.block, "keys"))
-    turned = turning(keys[..., :width], start)
+    turned = _turn(model, site.block, turning, keys[..., :width], start)
     return torch.cat([turned, keys[..., width:]], dim=-1) if site.kind == "kv" else turned
 
 
@@ -211,9 +220,9 @@ def _code(block: nn.Module) -> Any:
     return sys.modules[type(block).__module__]
 
 
-def _turning(model: LanguageModel, block: int) -> Turning | None:
+def _turning(model: LanguageModel, block: int) -> _Turning | None:
     """How keys of a block are turned back; None where no way gives the keys before rotary."""
-    after, before = Site(block, "keys"), Site(block, "keys", "before")
+    after, before = Site(block, "kv"), Site(block, "kv", "before")
     ids = (torch.arange(_PROBE) % model.vocab_size)[None]
     cache, counted = empty_cache(model.n_layers), model.forward_tokens
     layer, sizes = cache.layers[block - 1], [0]
@@ -225,36 +234,31 @@ def _turning(model: LanguageModel, block: int) -> Turning | None:
         return None
     finally:
         model.forward_tokens = counted
-    allowed = _ROUNDING * torch.finfo(model.dtype).eps * float(seen[before].abs().max())
-    ways = (_turned_back(model, block, sizes[-1], whole) for whole in (True, False))
-    for turning in (_as_they_are, *ways):
+    width = model.width(Site(block, "keys"))
+    (keys, values), (wanted, fixed) = (seen[at].tensor_split([width], dim=-1) for at in (after, before))
+    if not torch.equal(values, fixed):  # a latent cache holds rotary positions beside its keys
+        return None
+    allowed = _ROUNDING * torch.finfo(model.dtype).eps * float(wanted.abs().max())
+    for turning in (_AS_THEY_ARE, _Turning(sizes[-1], sizes[-1]), _Turning(sizes[-1], None)):
         with suppress(Exception):  # each class has a function of its own, for other shapes, or none
-            error = (turning(seen[after], 0) - seen[before].float()).abs().max()
+            error = (_turn(model, block, turning, keys, 0) - wanted.float()).abs().max()
             if float(error) <= allowed:
                 return turning
     return None
 
 
-def _as_they_are(keys: Tensor, start: int) -> Tensor:
-    """Blocks without rotary positions."""
-    return keys
-
-
-def _turned_back(model: LanguageModel, block: int, size: int, whole: bool) -> Turning:
-    """The model's own rotation by the negative angle, of ``whole`` heads or of their first coordinates."""
-
-    def turning(keys: Tensor, start: int) -> Tensor:
-        rotate = vars(_code(model.anatomy.blocks[block - 1]))["apply_rotary_pos_emb"]
-        *prompts, length, width = keys.shape
-        cos, sin = (part.float() for part in _angles(model, block, start, length))
-        scale = cos.square() + sin.square()  # 1, or the square of what attention scales keys by
-        heads = keys.to(cos).reshape(-1, length, width // size, size).transpose(1, 2)
-        turns = size if whole else cos.shape[-1]
-        _, turned = rotate(heads[..., :turns], heads[..., :turns], cos / scale, -sin / scale)
-        turned = torch.cat([turned, heads[..., turns:]], dim=-1)
-        return turned.transpose(1, 2).reshape(*prompts, length, width)
-
-    return turning
+def _turn(model: LanguageModel, block: int, turning: _Turning, keys: Tensor, start: int) -> Tensor:
+    """The model's own rotation of keys, by the negative angle."""
+    if turning == _AS_THEY_ARE:
+        return keys
+    rotate = vars(_code(model.anatomy.blocks[block - 1]))["apply_rotary_pos_emb"]
+    *prompts, length, width = keys.shape
+    cos, sin = (part.float() for part in _angles(model, block, start, length))
+    scale = cos.square() + sin.square()  # 1, or the square of what attention scales keys by
+    heads = keys.to(cos).reshape(-1, length, width // turning.size, turning.size).transpose(1, 2)
+    parts = heads.tensor_split([cos.shape[-1] if turning.turned is None else turning.turned], dim=-1)
+    _, turned = rotate(parts[0], parts[0], cos / scale, -sin / scale)
+    return torch.cat([turned, parts[1]], dim=-1).transpose(1, 2).reshape(*prompts, length, width)
 
 
 def _angles(model: LanguageModel, block: int, start: int, length: int) -> tuple[Tensor, Tensor]:
