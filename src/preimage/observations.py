@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from preimage.errors import OptionError
-from preimage.layers import Layer, parse_layer
+from preimage.layers import Layer, LayerSpec, parse_layer, parse_layers
 
 Place: TypeAlias = Literal["residual", "final", "keys", "values", "kv", "attention", "mlp"]
 Stored: TypeAlias = Literal["float32", "bf16", "fp16", "fp8", "int8", "int4"]
@@ -92,6 +92,22 @@ class Observation:
         if at == "final" or at == 0:
             raise OptionError(f"Layer {at} has no {self.place}.", f"Give a block, 1..{n_layers}.")
         return Site(at, self.place, self.rotary)
+
+    def layers(self, spec: LayerSpec, n_layers: int) -> tuple[Layer, ...]:
+        """The layers a specification means where it is seen there: of ``"all"``, those that have it."""
+        if self.place == "final":
+            return ("final",)
+        if self.place != "residual" and isinstance(spec, str) and spec == "all":
+            return tuple(range(1, n_layers + 1))
+        layers = parse_layers(spec, n_layers)
+        for layer in layers:
+            self.tap(layer, n_layers)  # which refuses a layer that does not have it
+        return layers
+
+    @property
+    def where(self) -> dict[str, str]:
+        """The place alone, as a bundle's manifest has it: what became of it since is left out."""
+        return {"place": self.place, "rotary": self.rotary}
 
     @property
     def plain(self) -> bool:

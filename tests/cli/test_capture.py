@@ -18,7 +18,7 @@ def test_capture(document: Any, run: Typed, model: str, tmp_path: Path) -> None:
     texts = ["--text", "the cat", "--text", "a dog"]
     code, found = document("capture", "--model", model, *texts, "--layers", "1,final", "--out", out)
     assert code == 0
-    assert (found["schema"], found["command"], found["bundle"]) == ("preimage/2", "capture", str(out))
+    assert (found["schema"], found["command"], found["bundle"]) == ("preimage/3", "capture", str(out))
     assert (found["prompts"], found["layers"], found["positions"]) == (2, [1, "final"], "all")
     assert found["noise_floor"].keys() == {"1", "final"}
     states, loaded = preimage.open_states(out), preimage.load(model)
@@ -64,3 +64,47 @@ def test_capture_from_a_tensor(document: Any, model: str, tmp_path: Path) -> Non
     code, found = document("capture", *given, "--out", out)
     assert code == 2
     assert found["error"]["code"] == "bad_bundle"
+
+
+def test_keys_are_captured_and_inverted_blind(document: Any, run: Typed, model: str, tmp_path: Path) -> None:
+    given = ["capture", "--model", model, "--text", "the cat sat", "--observe", "keys"]
+    for number, (rotary, layers) in enumerate((("after", [1, 2]), ("before", [2]))):
+        out, spec = tmp_path / f"b{number}", ",".join(map(str, layers))
+        more = ["--rotary", rotary, "--layers", spec, "--withhold-ids", "--out", out]
+        code, found = document(*given, *more)
+        assert code == 0
+        assert (found["layers"], found["observation"]) == (layers, {"place": "keys", "rotary": rotary})
+        code, found = document("invert", out, "--layer", 2)
+        assert code == 0
+        assert found["results"][0]["text"] == "<s>the cat sat"
+    code, found = document(*given, "--out", tmp_path / "all")
+    assert (code, found["layers"]) == (0, [1, 2, 3])
+    code, text, _ = run(*given, "--layers", 1, "--out", tmp_path / "said")
+    assert code == 0
+    assert "keys of 1 prompts" in text
+
+
+def test_keys_from_a_tensor(document: Any, model: str, tmp_path: Path) -> None:
+    truth = preimage.capture(preimage.load(model), ["the cat sat"], 2, observe="values")
+    np.save(tmp_path / "t.npy", truth.at(0, 2).numpy())
+    given = ["--from-tensor", tmp_path / "t.npy", "--observe", "values", "--model", model]
+    code, found = document("capture", *given, "--layer", 2, "--out", tmp_path / "b")
+    assert (code, found["observation"]["place"]) == (0, "values")
+    code, found = document("invert", tmp_path / "b", "--model", model)
+    assert (code, found["results"][0]["token_ids"]) == (0, list(truth.token_ids[0]))
+    code, found = document("capture", *given, "--layer", 0, "--out", tmp_path / "c")
+    assert (code, found["error"]["code"]) == (2, "bad_option")
+
+
+def test_what_cannot_be_observed_is_refused(document: Any, model: str, tmp_path: Path) -> None:
+    given = ["capture", "--model", model, "--text", "the cat", "--out", tmp_path / "b"]
+    for more, words in (
+        (["--observe", "queries"], "'queries' is not known"),
+        (["--observe", "values", "--rotary", "before"], "values has no rotary positions"),
+        (["--observe", "keys", "--rotary", "during"], "'during' is not known"),
+        (["--observe", "keys", "--layers", "0"], "Layer 0 has no keys"),
+        (["--observe", "keys", "--layers", "1,final"], "Layer final has no keys"),
+    ):
+        code, found = document(*given, *more)
+        assert (code, words in found["error"]["message"]) == (2, True)
+    assert not (tmp_path / "b").exists()

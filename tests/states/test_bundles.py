@@ -60,13 +60,14 @@ def test_a_bundle_gives_back_the_bits_the_model_computed(
 def test_the_manifest_says_everything_but_the_numbers(bundle: Path) -> None:
     model, manifest = tiny("llama"), manifest_of(bundle)
     assert sorted(path.name for path in bundle.iterdir()) == [MANIFEST, TENSORS]
-    assert manifest["schema"] == "preimage/2"
+    assert manifest["schema"] == "preimage/3"
     assert manifest["kind"] == "states"
     assert manifest["model"] == model.identity.to_dict()
     assert len(manifest["model"]["weight_hash"]) == 64
     assert manifest["dtype"] == "float32"
     assert manifest["layer_convention"].startswith("0 = input of block 1; k = raw output of block k;")
     assert manifest["layers"] == LAYERS
+    assert manifest["observation"] == {"place": "residual", "rotary": "after"}
     assert manifest["positions"] == "all"
     assert manifest["d_model"] == 32
     assert manifest["token_ids"] == PROMPTS
@@ -148,7 +149,7 @@ def test_one_flipped_bit_fails_the_checksum_by_name(where: float, bundle: Path) 
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"{", b"[]", b"null", b"3", b'"schema"', b"\xff\xfe", b"[" * 100_000, b'{"schema": "preimage/2"}'],
+    [b"", b"{", b"[]", b"null", b"3", b'"schema"', b"\xff\xfe", b"[" * 100_000, b'{"schema": "preimage/3"}'],
     ids=["empty", "open", "list", "null", "number", "text", "bytes", "deep", "bare"],
 )
 def test_a_manifest_that_is_none_is_refused(raw: bytes, bundle: Path) -> None:
@@ -158,7 +159,7 @@ def test_a_manifest_that_is_none_is_refused(raw: bytes, bundle: Path) -> None:
 
 
 CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
-    "schema": lambda m: m.update(schema="preimage/3"),
+    "schema": lambda m: m.update(schema="preimage/4"),
     "no schema": lambda m: m.pop("schema"),
     "no bytes": lambda m: m.pop("bytes"),
     "no checksums": lambda m: m.pop("checksums"),
@@ -188,6 +189,13 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "no dtype": lambda m: m.update(dtype="load"),
     "integer dtype": lambda m: m.update(dtype="int32"),
     "no floor": lambda m: m.pop("noise_floor"),
+    "no place": lambda m: m.update(observation={}),
+    "unknown place": lambda m: m.update(observation={"place": "queries", "rotary": "after"}),
+    "place of a kind": lambda m: m.update(observation={"place": ["keys"], "rotary": "after"}),
+    "place is text": lambda m: m.update(observation="keys"),
+    "rotary of values": lambda m: m.update(observation={"place": "values", "rotary": "before"}),
+    "keys of no block": lambda m: m.update(observation={"place": "keys", "rotary": "after"}),
+    "final is a layer": lambda m: m.update(observation={"place": "final", "rotary": "after"}),
     "floor is text": lambda m: m["noise_floor"].update({"0": "low"}),
     "infinite floor": lambda m: m["noise_floor"].update({"0": float("inf")}),
     "floor is NaN": lambda m: m["noise_floor"].update({"0": float("nan")}),
@@ -210,19 +218,22 @@ def test_a_manifest_that_disagrees_is_refused(
 
 
 def test_the_schema_that_was_found_and_the_one_wanted_are_named(bundle: Path) -> None:
-    manifest = manifest_of(bundle) | {"schema": "preimage/3"}
+    manifest = manifest_of(bundle) | {"schema": "preimage/4"}
     (bundle / MANIFEST).write_text(json.dumps(manifest))
     error = refused(BundleError, lambda: preimage.open_states(bundle))
-    assert "its schema is 'preimage/3', not 'preimage/2'" in error.message
+    assert "its schema is 'preimage/4', not 'preimage/3'" in error.message
 
 
-def test_bundles_of_the_version_before_are_still_read(bundle: Path) -> None:
-    manifest = manifest_of(bundle) | {"schema": "preimage/1"}
-    manifest["model"]["checkpoint"] = manifest["model"].pop("files_hash")
+@pytest.mark.parametrize("schema", ["preimage/1", "preimage/2"])
+def test_bundles_of_the_versions_before_are_still_read(schema: str, bundle: Path) -> None:
+    manifest = manifest_of(bundle) | {"schema": schema}
+    del manifest["observation"]
+    if schema == "preimage/1":
+        manifest["model"]["checkpoint"] = manifest["model"].pop("files_hash")
     now = preimage.open_states(bundle)
     (bundle / MANIFEST).write_text(json.dumps(manifest))
     before = preimage.open_states(bundle)
-    assert before.model == now.model
+    assert (before.model, before.observation) == (now.model, preimage.Observation())
     same_numbers(before, now)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from preimage.errors import OptionError
+from preimage.observations import Observation
 
 if TYPE_CHECKING:
     from preimage.models import LanguageModel
@@ -33,6 +34,10 @@ Count = Annotated[int | None, typer.Option(help="Use so many prompts of --prompt
 Length = Annotated[int | None, typer.Option(help="Cut --prompts into windows of so many tokens.")]
 Seed = Annotated[int, typer.Option(help="Seed of every random choice; stored in the result.")]
 Layers = Annotated[str, typer.Option(help="all, 15, 0-4, 1,8,final …")]
+Observe = Annotated[
+    str, typer.Option(help="What is seen at a layer: residual, final, keys, values, kv, attention or mlp.")
+]
+Rotary = Annotated[str, typer.Option(help="Keys after or before rotary positions.")]
 Bits = Annotated[str, typer.Option(help="Quantise the states to so many bits, 8,4 …; or none.")]
 Out = Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")]
 Figures = Annotated[str, typer.Option(help="Form of the figures of --out: html, svg, pdf, or several.")]
@@ -82,6 +87,7 @@ def prepare(
     *choices: PromptChoice,
     layers: str | None = None,
     layer: str | None = None,
+    observe: Observation | None = None,
     dtype: str = "float32",
     device: str = "auto",
     at_least: int = 1,
@@ -92,7 +98,7 @@ def prepare(
 
     prepared = Preparation(model, dtype=dtype, device=device)
     if layers is not None:
-        prepared.layers(layers)
+        (observe or Observation()).layers(layers, prepared.known.n_layers)
     if layer is not None:
         parse_layer(layer, prepared.known.n_layers)
     for choice in choices:

@@ -10,6 +10,7 @@ import typer
 from preimage.cli import arguments as arg
 from preimage.cli.terminal import print_either, progress_bar
 from preimage.errors import OptionError, StatesError
+from preimage.observations import Observation
 
 if TYPE_CHECKING:
     from preimage.states import States
@@ -25,6 +26,8 @@ def capture(
     seed: arg.Seed = 0,
     bos: arg.Bos = None,
     layers: arg.Layers = "all",
+    observe: arg.Observe = "residual",
+    rotary: arg.Rotary = "after",
     positions: Annotated[str, typer.Option(help="all, or last.")] = "all",
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens in one pass.")] = None,
     withhold_ids: Annotated[bool, typer.Option(help="Leave the token ids out of the bundle.")] = False,
@@ -38,8 +41,9 @@ def capture(
     json: arg.Json = False,
 ) -> None:
     """Run prompts through a model and keep their hidden states in a bundle."""
+    observation = Observation(observe, rotary)
     if from_tensor is not None:
-        _from_tensor(from_tensor, layer, key, model, out, json)
+        _from_tensor(from_tensor, layer, key, model, out, observation, json)
         return
     if layer is not None or key is not None:
         raise OptionError("--layer and --key go with --from-tensor.", "Use --layers to choose layers.")
@@ -50,16 +54,26 @@ def capture(
     import preimage
 
     choice = arg.PromptChoice(text, prompts, count, length, seed, bos)
-    loaded, (given,) = arg.prepare(model, choice, layers=layers, dtype=dtype, device=device)
+    loaded, (given,) = arg.prepare(
+        model, choice, layers=layers, observe=observation, dtype=dtype, device=device
+    )
     with progress_bar() as progress:
         states = preimage.capture(
-            loaded, given, layers, positions=positions, batch_tokens=batch_tokens, out=out,
-            withhold_ids=withhold_ids, progress=progress,
+            loaded, given, layers, observe=observation, positions=positions, out=out, progress=progress,
+            batch_tokens=batch_tokens, withhold_ids=withhold_ids,
         )  # fmt: skip
     _report(states, out, json)
 
 
-def _from_tensor(path: Path, layer: str | None, key: str | None, model: str, out: Path, json: bool) -> None:
+def _from_tensor(
+    path: Path,
+    layer: str | None,
+    key: str | None,
+    model: str,
+    out: Path,
+    observation: Observation,
+    json: bool,
+) -> None:
     """A bundle of a tensor from elsewhere. Which model made it is not claimed; its layers are checked."""
     from preimage.layers import parse_layer
     from preimage.models import read_preview
@@ -72,8 +86,9 @@ def _from_tensor(path: Path, layer: str | None, key: str | None, model: str, out
     number = parse_layer(layer, known.n_layers if known else 10**6)
     from preimage.states import States, read_tensor
 
-    states = States.from_tensor(read_tensor(path, key), number)
-    if known is not None and states.d_model != known.d_model:
+    observation.tap(number, known.n_layers if known else 10**6)  # which refuses keys of layer 0
+    states = States.from_tensor(read_tensor(path, key), number, observe=observation)
+    if known is not None and observation.place == "residual" and states.d_model != known.d_model:
         raise OptionError(
             f"{path.name} holds states {states.d_model} wide, those of {model} are {known.d_model}.",
             "Name the model that made them with --model.",
@@ -88,6 +103,7 @@ def _report(states: States, out: Path, json: bool) -> None:
     document = {
         "bundle": str(out), "model": states.model,
         "prompts": len(states), "layers": list(states.layers), "positions": states.positions,
+        "observation": states.observation.where,
         "noise_floor": {str(k): v for k, v in states.noise_floor.items()},
     }  # fmt: skip
     following = f"Next: preimage invert {out} --layer {states.layers[-1]}"

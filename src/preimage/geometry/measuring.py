@@ -65,6 +65,10 @@ def measure_geometry(
         chosen = replace(chosen, bits=tuple(bits))
     if states.token_ids is None:
         raise OptionError("The token ids of these states were withheld.", "Capture them with their ids.")
+    if states.observation.place != "residual":
+        raise OptionError(
+            f"These states are {states.observation.place}.", "Measure those of the residual stream."
+        )
     if len(states) < 2:
         raise PromptError(f"{len(states)} prompts make no pair.", "Give at least two.")
     if len(set(states.token_ids)) < len(states):

@@ -38,6 +38,7 @@ from preimage.inversion.proposers.standard import Proposer
 from preimage.inversion.result import Inversion
 from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
+from preimage.observations import Tap
 from preimage.progress import Progress, silent
 from preimage.states import States, noise_of
 from preimage.storage import Run
@@ -88,7 +89,8 @@ def invert(
         raise OptionError("These states keep the last position alone.", "Prove states of every position.")
     states.require_width(model)
     # what is allowed comes from this model on this machine, never from what came with the states
-    verifier = Verifier(model, at, noise=noise_of(model, at)[at], tolerance=chosen.tolerance)
+    tap = states.observation.tap(at, model.n_layers)
+    verifier = Verifier(model, tap, noise=noise_of(model, (tap,))[tap], tolerance=chosen.tolerance)
     verifier.require_above_noise(states.at(0, at).dtype)
     work = _Inverting(model, states, verifier, chosen)
     states.require_finite(at)  # before any work is done
@@ -144,7 +146,7 @@ class _Inverting:
         """
         lengths = self._states.lengths
         if self._options.method == "fast" and self._states.positions == "all" and indices:
-            proposer = _proposer(self._model, self._verifier.layer, self._options.chosen_proposers)
+            proposer = _proposer(self._model, self._verifier.tap, self._options.chosen_proposers)
             self._proposer = proposer.name
             exact = self._options.prove or self._options.tolerance is not None
             make = partial(FastInverter, self._model, self._verifier, proposer, self._repair_policy)
@@ -233,9 +235,9 @@ class _Inverting:
     def _search(self, observed: Float[Tensor, "position d"], budget: Budget, index: int) -> Outcome:
         """SIPIT or brute force, position by position."""
         model, verifier, options = self._model, self._verifier, self._options
-        prefix: CandidatePrefix = model.prefix(verifier.layer)
+        prefix: CandidatePrefix = model.prefix(verifier.tap)
         if options.published_cost:
-            prefix = UncachedPrefix(model, verifier.layer)
+            prefix = UncachedPrefix(model, verifier.tap)
         generator = torch.Generator().manual_seed(options.seed + index)
 
         def policy(position: int) -> Policy:
@@ -265,12 +267,12 @@ class _Inverting:
         return with_status(open_, outcome, model.vocab_size)
 
 
-def _proposer(model: LanguageModel, layer: Layer, chosen: Sequence[str | Proposer]) -> Proposer:
-    """The proposer of a layer; of names alone, it is built once for a model in memory."""
+def _proposer(model: LanguageModel, tap: Tap, chosen: Sequence[str | Proposer]) -> Proposer:
+    """The proposer of a layer or site; of names alone, it is built once for a model in memory."""
     names = tuple(one for one in chosen if isinstance(one, str) and one != GRADIENT)
     if any(not isinstance(one, str) for one in chosen):
-        return build_proposer(model, layer, chosen)
+        return build_proposer(model, tap, chosen)
     known = _proposers.setdefault(model, {})
-    if (layer, names) not in known:
-        known[layer, names] = build_proposer(model, layer, names)
-    return known[layer, names]
+    if (tap, names) not in known:
+        known[tap, names] = build_proposer(model, tap, names)
+    return known[tap, names]

@@ -16,5 +16,6 @@ if TYPE_CHECKING:
     from preimage.models.prefix import Prefix
     from preimage.models.preview import ModelPreview, read_preview
     from preimage.models.scratch import FAMILIES, SIZES, new_model, parse_size, save_model, train_tokenizer
+    from preimage.models.sites import depth, unrotated
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

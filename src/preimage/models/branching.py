@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from preimage.layers import Layer
+from preimage.observations import Tap
 
 if TYPE_CHECKING:
     from preimage.models.language_model import LanguageModel
@@ -41,11 +41,11 @@ def additive(sees: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, 
 
 def states_of_branches(
     model: LanguageModel,
-    layer: Layer,
+    tap: Tap,
     ids: Int[Tensor, "prompt position"],
     positions: Int[Tensor, "prompt branch"],
     tokens: Int[Tensor, "prompt branch"],
-) -> tuple[Float[Tensor, "prompt position d_model"], Float[Tensor, "prompt branch d_model"]]:
+) -> tuple[Float[Tensor, "prompt position d"], Float[Tensor, "prompt branch d"]]:
     """F(prompt) and F(v; prompt[:t], t) of every branch (t, v), in one pass over prompts and branches."""
     rows, trunk = ids.shape
     device = model.device
@@ -54,8 +54,8 @@ def states_of_branches(
     with torch.inference_mode():
         states = model.run(
             torch.cat([ids.to(device), tokens.to(device)], dim=1),
-            layers=(layer,),
+            layers=(tap,),
             attention_mask=additive(tree_mask(0, trunk, positions), model.dtype)[:, None],
             position_ids=torch.cat([places, positions], dim=1),
-        )[layer]
+        )[tap]
     return states[:, :trunk], states[:, trunk:]

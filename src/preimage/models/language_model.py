@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -16,12 +16,16 @@ from preimage.models.anatomy import Anatomy, block_input, block_output, discover
 from preimage.models.identity import ModelIdentity, alterations, fingerprint, weight_hash
 from preimage.models.lifting import entering
 from preimage.models.locating import ModelFiles
-from preimage.models.prefix import Prefix
+from preimage.models.prefix import Prefix, empty_cache
 from preimage.models.quirks import quirk_of
+from preimage.models.sites import needs_cache, require_keys, unseen, watching
+from preimage.observations import Site, Tap
+
+At = TypeVar("At", bound=Tap)  # whoever asks for layers alone gets layers back
 
 
 class _Reached(Exception):  # noqa: N818  # a signal, not an error
-    """Raised inside a forward pass once the deepest wanted layer is known; never leaves this file."""
+    """Raised inside a forward pass once everything wanted of it is known; never leaves this file."""
 
 
 class LanguageModel:
@@ -50,6 +54,7 @@ class LanguageModel:
         self._files = files
         self.anatomy: Anatomy = anatomy or discover(module)
         self.forward_tokens = 0  # token positions run so far, for whoever counts cost
+        self._widths: dict[Site, int] = {}
         self._edition, self._fingerprint = 0, fingerprint(module, self.anatomy.embedding)
 
     def __repr__(self) -> str:
@@ -175,22 +180,26 @@ class LanguageModel:
         self,
         ids: Int[Tensor, "batch position"] | None = None,
         *,
-        layers: Sequence[Layer],
+        layers: Sequence[At],
         embeddings: Float[Tensor, "batch position d_embedding"] | None = None,
         cache: Any = None,
         **given_along: Tensor,
-    ) -> dict[Layer, Float[Tensor, "batch position d_model"]]:
+    ) -> dict[At, Float[Tensor, "batch position _"]]:
         """States at ``layers``; blocks above the deepest of them, and the LM head, do not run.
 
-        Give token ids or input embeddings. Gradients flow unless the caller turned them off. What is
+        A :class:`Site` among them is what a block computes there, heads side by side. Give token ids or
+        input embeddings. Gradients flow unless the caller turned them off. What is
         ``given_along`` (a mask, positions) goes to the module as it is.
         """
         inputs = {"inputs_embeds": embeddings} if ids is None else {"input_ids": ids.to(self.device)}
         given = embeddings if ids is None else ids
         assert given is not None, "give ids or embeddings"
         self.forward_tokens += given.shape[0] * given.shape[1]
-        states: dict[Layer, Tensor] = {}
-        with self._around_pass(), self._taps(layers, states):
+        if cache is None and any(map(needs_cache, layers)):
+            require_keys(self)
+            cache = empty_cache(self.n_layers)  # what it is handed over is seen, and not kept
+        states: dict[Tap, Tensor] = {}
+        with self._around_pass(), self._taps(layers, cache, states):
             try:
                 output = self.anatomy.backbone(
                     **inputs, past_key_values=cache, use_cache=cache is not None, **given_along
@@ -198,11 +207,16 @@ class LanguageModel:
                 states["final"] = output.last_hidden_state
             except _Reached:
                 pass
-        return {layer: states[layer] for layer in layers}
+        for tap in layers:
+            if isinstance(tap, Site) and tap not in states:
+                raise unseen(self, tap)
+            if states[tap].ndim == 2:  # some MLPs see rows alone
+                states[tap] = states[tap].view(*given.shape[:2], -1)
+        return {tap: states[tap] for tap in layers}
 
     def states(
-        self, ids: Int[Tensor, "batch position"], layers: Sequence[Layer]
-    ) -> dict[Layer, Float[Tensor, "batch position d_model"]]:
+        self, ids: Int[Tensor, "batch position"], layers: Sequence[At]
+    ) -> dict[At, Float[Tensor, "batch position _"]]:
         """F^l at every position of equally long prompts, without gradients."""
         with torch.inference_mode():
             return self.run(ids, layers=layers)
@@ -227,9 +241,19 @@ class LanguageModel:
         table: Tensor = weight.detach()[: self.vocab_size]
         return table
 
-    def prefix(self, layer: Layer) -> Prefix:
-        """An empty prefix on which F^layer can be grown and tried."""
-        return Prefix(self, layer)
+    def prefix(self, tap: Tap) -> Prefix:
+        """An empty prefix on which F^l, or what is seen at a site, can be grown and tried."""
+        return Prefix(self, tap)
+
+    def width(self, tap: Tap) -> int:
+        """How many coordinates are seen at a layer or site; found out once by a pass of one token."""
+        if not isinstance(tap, Site):
+            return self.d_model
+        if tap not in self._widths:
+            counted = self.forward_tokens
+            self._widths[tap] = self.states(torch.zeros(1, 1, dtype=torch.long), (tap,))[tap].shape[-1]
+            self.forward_tokens = counted
+        return self._widths[tap]
 
     def decode(self, ids: Sequence[int]) -> str | None:
         """The text of token ids, nothing skipped and nothing cleaned up; None without a tokenizer."""
@@ -241,14 +265,13 @@ class LanguageModel:
         return text
 
     @contextmanager
-    def _taps(self, layers: Sequence[Layer], found: dict[Layer, Tensor]) -> Iterator[None]:
-        """Hooks that copy the wanted states out of a pass and end it after the deepest."""
-        numbers = [layer for layer in layers if layer != "final"]
-        deepest = None if "final" in layers else max(numbers)
+    def _taps(self, taps: Sequence[Tap], cache: Any, found: dict[Tap, Tensor]) -> Iterator[None]:
+        """Hooks that copy the wanted states out of a pass and end it once all are there."""
+        wanted = dict.fromkeys(taps)
 
-        def reach(layer: int, states: Tensor) -> None:
-            found[layer] = states
-            if layer == deepest:
+        def reach(tap: Tap, states: Tensor) -> None:
+            found[tap] = states
+            if wanted.keys() <= found.keys():
                 raise _Reached
 
         def before(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -258,14 +281,14 @@ class LanguageModel:
             return lambda _module, _args, output: reach(layer, block_output(output))
 
         blocks = self.anatomy.blocks
-        handles = [
-            blocks[0].register_forward_pre_hook(before, with_kwargs=True)
-            if layer == 0
-            else blocks[layer - 1].register_forward_hook(after(layer))
-            for layer in numbers
-        ]
-        try:
+        with ExitStack() as stack:
+            for tap in wanted:
+                if isinstance(tap, Site):
+                    stack.enter_context(watching(self, tap, cache, partial(reach, tap)))
+                elif tap == 0:
+                    handle = blocks[0].register_forward_pre_hook(before, with_kwargs=True)
+                    stack.callback(handle.remove)
+                elif tap != "final":
+                    handle = blocks[tap - 1].register_forward_hook(after(tap))
+                    stack.callback(handle.remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()

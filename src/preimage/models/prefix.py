@@ -16,9 +16,9 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from preimage.devices import by_device
 from preimage.errors import ModelError
-from preimage.layers import Layer
 from preimage.models.branching import additive, tree_mask
 from preimage.models.quirks import quirk_of
+from preimage.observations import Tap
 
 if TYPE_CHECKING:
     from preimage.models.language_model import LanguageModel
@@ -63,10 +63,18 @@ class _PrefixLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not t
         )
 
 
-class Prefix:
-    """F^l on a growing prefix: extend it, crop it, or try candidates for the next position."""
+def empty_cache(n_layers: int) -> Cache:
+    """A cache for so many blocks, which stores nothing unless its layers are told to."""
+    return Cache(layers=[_PrefixLayer() for _ in range(n_layers)])
 
-    def __init__(self, model: LanguageModel, layer: Layer) -> None:
+
+class Prefix:
+    """F^l on a growing prefix: extend it, crop it, or try candidates for the next position.
+
+    ``tap``: a layer, or a site inside a block; states are as wide as what is seen there.
+    """
+
+    def __init__(self, model: LanguageModel, tap: Tap) -> None:
         reason = quirk_of(model.config).no_prefix
         if reason:
             raise ModelError(
@@ -74,14 +82,14 @@ class Prefix:
                 "Capture, collisions and geometry work with it.",
             )
         self.model = self._model = model
-        self._layer = layer
-        self._parts = [_PrefixLayer() for _ in range(model.n_layers)]
-        self._cache = Cache(layers=self._parts)
+        self._tap: Tap = tap
+        self._cache = empty_cache(model.n_layers)
+        self._parts: list[_PrefixLayer] = self._cache.layers
 
     def __len__(self) -> int:
         return self._parts[0].seen
 
-    def extend(self, ids: Int[Tensor, " position"]) -> Float[Tensor, "position d_model"]:
+    def extend(self, ids: Int[Tensor, " position"]) -> Float[Tensor, "position d"]:
         """Append tokens and return their states, in one pass over the new tokens only."""
         with torch.no_grad(), self._storing():
             states = self._run(self._model.embed(ids)[None])[0]
@@ -93,7 +101,7 @@ class Prefix:
         ids: Int[Tensor, " position"],
         positions: Int[Tensor, " candidate"],
         tokens: Int[Tensor, " candidate"],
-    ) -> tuple[Float[Tensor, "position d_model"], Float[Tensor, "candidate d_model"]]:
+    ) -> tuple[Float[Tensor, "position d"], Float[Tensor, "candidate d"]]:
         """Append tokens, and F(v; prefix[:t], t) for a position t and a token v each, all in one pass.
 
         The candidates are branches of what the prefix then holds, and leave nothing in it.
@@ -113,14 +121,14 @@ class Prefix:
                 part.values = part.values[..., :length, :]
             part.seen = min(part.seen, length)
 
-    def try_tokens(self, ids: Int[Tensor, " candidate"]) -> Float[Tensor, "candidate d_model"]:
+    def try_tokens(self, ids: Int[Tensor, " candidate"]) -> Float[Tensor, "candidate d"]:
         """F(v; prefix, t) for each candidate v at the next position; the prefix stays as it is."""
         with torch.no_grad():
             return self._run(self._model.embed(ids)[:, None])[:, 0]
 
     def try_at(
         self, positions: Int[Tensor, " candidate"], ids: Int[Tensor, " candidate"]
-    ) -> Float[Tensor, "candidate d_model"]:
+    ) -> Float[Tensor, "candidate d"]:
         """F(v; prefix[:t], t) for a position t and a token v each, as branches of the prefix, in one pass.
 
         The prefix stays as it is.
@@ -129,18 +137,18 @@ class Prefix:
             return self._branched(ids, 0, positions)
 
     def try_layers(
-        self, ids: Int[Tensor, " candidate"], layers: Sequence[Layer]
-    ) -> dict[Layer, Float[Tensor, "candidate d_model"]]:
-        """The same at several layers, none deeper than the prefix's own."""
+        self, ids: Int[Tensor, " candidate"], layers: Sequence[Tap]
+    ) -> dict[Tap, Float[Tensor, "candidate _"]]:
+        """The same at several layers or sites, none deeper than the prefix's own."""
         with torch.no_grad():
             states_at = self._model.run(
                 embeddings=self._model.embed(ids)[:, None], layers=layers, cache=self._cache
             )
-        return {layer: states[:, 0] for layer, states in states_at.items()}
+        return {tap: states[:, 0] for tap, states in states_at.items()}
 
     def try_embeddings(
         self, embeddings: Float[Tensor, "candidate d_embedding"]
-    ) -> Float[Tensor, "candidate d_model"]:
+    ) -> Float[Tensor, "candidate d"]:
         """The same for continuous embeddings; gradients flow to them."""
         return self._run(embeddings[:, None])[:, 0]
 
@@ -163,23 +171,23 @@ class Prefix:
             for part in self._parts:
                 part.storing = False
 
-    def _branched(self, ids: Tensor, new: int, positions: Tensor) -> Float[Tensor, "token d_model"]:
+    def _branched(self, ids: Tensor, new: int, positions: Tensor) -> Float[Tensor, "token d"]:
         """States of ``new`` more tokens of the prefix and, behind them, of its branches."""
         positions, past = positions.to(self._model.device), len(self)
         sees = tree_mask(past, new, positions)
         places = torch.cat([torch.arange(past, past + new, device=positions.device), positions])
         states = self._model.run(
             embeddings=self._model.embed(ids)[None],
-            layers=(self._layer,),
+            layers=(self._tap,),
             cache=self._cache,
             attention_mask=additive(sees, self._model.dtype)[None, None],
             position_ids=places[None],
         )
-        return states[self._layer][0]
+        return states[self._tap][0]
 
     def _run(self, embeddings: Tensor) -> Tensor:
-        states = self._model.run(embeddings=embeddings, layers=(self._layer,), cache=self._cache)
-        return states[self._layer]
+        states = self._model.run(embeddings=embeddings, layers=(self._tap,), cache=self._cache)
+        return states[self._tap]
 
     def _grow(self, count: int) -> None:
         for part in self._parts:

@@ -10,8 +10,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from preimage.errors import BundleError, StatesError, UnwritableError
+from preimage.errors import BundleError, PreimageError, StatesError, UnwritableError
 from preimage.layers import CONVENTION, Layer
+from preimage.observations import Observation
 from preimage.states.layout import Group, Layout
 from preimage.states.states import DTYPES, States
 from preimage.storage import MANIFEST, SCHEMA, TENSORS, read_manifest, sha256_file, unusable, write_json
@@ -79,6 +80,7 @@ def _manifest(states: States, withhold_ids: bool) -> dict[str, Any]:
         "dtype": str(states.dtype).removeprefix("torch."),
         "layer_convention": CONVENTION,
         "layers": list(states.layers),
+        "observation": states.observation.where,
         "positions": states.positions,
         "d_model": states.d_model,
         "groups": [group._asdict() for group in states.layout.groups],
@@ -111,6 +113,7 @@ def open_bundle(folder: Path, manifest: dict[str, Any], *, verify: bool = True) 
         floor = {_layer(layer): _floor(value) for layer, value in manifest["noise_floor"].items()}
         dtype = DTYPES[manifest["dtype"]]
         token_ids, model = _token_ids(manifest["token_ids"], layout), _model(manifest["model"])
+        observation = _observation(manifest.get("observation"), layout)  # preimage/2 had no such field
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise unusable(folder, error) from error
     tensors = folder / TENSORS
@@ -121,8 +124,9 @@ def open_bundle(folder: Path, manifest: dict[str, Any], *, verify: bool = True) 
         raise BundleError(f"{tensors} and its manifest disagree.", "Make the bundle again.")
     prompts = manifest.get("prompts")
     return States(
-        layout, reader, token_ids=token_ids, model=model, noise_floor=floor, dtype=dtype, prompts=prompts
-    )
+        layout, reader, token_ids=token_ids, model=model, noise_floor=floor, dtype=dtype, prompts=prompts,
+        observation=observation,
+    )  # fmt: skip
 
 
 def _layout(manifest: dict[str, Any]) -> Layout:
@@ -138,6 +142,20 @@ def _layout(manifest: dict[str, Any]) -> Layout:
 
 def _layer(value: int | str) -> Layer:
     return "final" if value == "final" else int(value)
+
+
+def _observation(where: Any, layout: Layout) -> Observation:
+    if where is None:
+        return Observation()
+    try:
+        observation = Observation(where["place"], where["rotary"])
+        if observation.place == "final":
+            raise ValueError("its observation is final, which is a layer")
+        for layer in layout.layers:
+            observation.tap(layer, max((one for one in layout.layers if one != "final"), default=0))
+    except PreimageError as error:
+        raise ValueError(error.message) from error
+    return observation
 
 
 def _floor(value: Any) -> float:

@@ -9,14 +9,16 @@ import tempfile
 import weakref
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 
 from preimage.errors import OptionError, PromptError, UnwritableError
-from preimage.layers import LayerSpec, parse_layers
+from preimage.layers import Layer, LayerSpec
 from preimage.models import LanguageModel
+from preimage.observations import Observation, Tap
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet, encode
 from preimage.states.bundle import UNFINISHED, finish_bundle, open_states, prepare_folder, unwritable
@@ -31,24 +33,43 @@ _CUDA_BATCH_TOKENS = 16384
 _KEPT_TOKENS = 1024  # about a second of a small model on a CPU: so much is lost at most, or one batch
 
 
+class CaptureDetails(TypedDict, total=False):
+    """What a capture seldom needs to be told."""
+
+    batch_tokens: int | None
+    withhold_ids: bool
+
+
+@dataclass(frozen=True)
+class _Details:
+    batch_tokens: int | None = None
+    withhold_ids: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_tokens is not None and self.batch_tokens < 1:
+            raise OptionError(f"batch_tokens is {self.batch_tokens}.", "Give at least 1.")
+
+
 def capture(
     model: LanguageModel,
     prompts: str | Sequence[str | Sequence[int]] | Sequence[int] | PromptSet,
     layers: LayerSpec = "all",
     *,
+    observe: str | Observation = "residual",
     positions: str = "all",  # or "last"
-    batch_tokens: int | None = None,
     out: str | Path | None = None,
-    withhold_ids: bool = False,
     progress: Progress = silent,
+    **details: Unpack[CaptureDetails],
 ) -> States:
     """States of every prompt at ``layers``, all layers in one pass per batch.
 
     ``prompts``: texts, lists of token ids, or a set from :func:`preimage.gather`, which can be told about
-    BOS. ``positions``: every position of a prompt, or its last alone. Prompts of equal length share a batch
-    of at most ``batch_tokens`` tokens; nothing is padded. By default a CPU runs prompts one by one, because
-    the bits of a state depend on the batch it was computed in and one by one they are those of
-    ``model(ids)``; CUDA takes 16,384 tokens per batch.
+    BOS. ``observe``: what is kept at a layer: the residual stream, or keys, values, ... of that block
+    (:class:`preimage.Observation`, of which the place and rotary alone matter here). ``positions``: every
+    position of a prompt, or its last alone. Prompts of equal length share a batch of at most
+    ``batch_tokens`` tokens; nothing is padded. By default a CPU runs prompts one by one, because the bits of
+    a state depend on the batch it was computed in and one by one they are those of ``model(ids)``; CUDA takes
+    16,384 tokens per batch.
 
     With ``out`` the states stream into a bundle there (without token ids where they are withheld), and
     calling again after an interruption continues it. Without, they stay in memory, or in a temporary folder
@@ -63,17 +84,18 @@ def capture(
     if positions not in ("all", "last"):
         raise OptionError(f"positions {positions!r} is not known.", "Use all or last.")
     kept: KeptPositions = "last" if positions == "last" else "all"
-    if batch_tokens is not None and batch_tokens < 1:
-        raise OptionError(f"batch_tokens is {batch_tokens}.", "Give at least 1.")
-    wanted = parse_layers(layers, model.n_layers)
+    more = _Details(**details)
+    seen = Observation.of(observe)
+    wanted = seen.layers(layers, model.n_layers)
+    seen = Observation() if wanted == ("final",) else Observation(seen.place, seen.rotary)
     ids = encode_all(model, prompts)
-    layout = Layout(group_by_length([len(row) for row in ids]), wanted, kept, model.d_model)
-    if batch_tokens is None:
-        batch_tokens = 1 if model.device.type == "cpu" else _CUDA_BATCH_TOKENS
+    width = _width(model, {layer: seen.tap(layer, model.n_layers) for layer in wanted})
+    layout = Layout(group_by_length([len(row) for row in ids]), wanted, kept, width)
+    batch_tokens = more.batch_tokens or (1 if model.device.type == "cpu" else _CUDA_BATCH_TOKENS)
     provenance = prompts.provenance if isinstance(prompts, PromptSet) else None
-    job = _Capture(model, ids, layout, batch_tokens, progress, provenance)
+    job = _Capture(model, ids, layout, seen, batch_tokens, progress, provenance)
     if out is not None:
-        return job.to_bundle(Path(out), withhold_ids)
+        return job.to_bundle(Path(out), more.withhold_ids)
     if sum(map(math.prod, layout.names().values())) * model.dtype.itemsize <= _MEMORY_BYTES:
         return job.to_memory()
     temporary = tempfile.TemporaryDirectory(prefix="preimage-")
@@ -104,6 +126,17 @@ def encode_all(
     ]
 
 
+def _width(model: LanguageModel, taps: dict[Layer, Tap]) -> int:
+    """The width of what is seen at every layer, which must be one."""
+    widths = {layer: model.width(tap) for layer, tap in taps.items()}
+    if len(set(widths.values())) > 1:
+        raise OptionError(
+            f"These layers differ in width: {', '.join(f'{k}: {v}' for k, v in list(widths.items())[:8])}.",
+            "Capture those of one width.",
+        )
+    return next(iter(widths.values()))
+
+
 class _Batch(NamedTuple):
     """Prompts of one group that share a pass, and the row of the first in the group's tensors."""
 
@@ -120,14 +153,18 @@ class _Capture:
         model: LanguageModel,
         ids: list[tuple[int, ...]],
         layout: Layout,
+        observation: Observation,
         batch_tokens: int,
         progress: Progress,
         provenance: dict[str, Any] | None,
     ) -> None:
-        self.model, self.ids, self.layout = model, ids, layout
+        self.model, self.ids, self.layout, self.observation = model, ids, layout, observation
+        self.taps: dict[Layer, Tap] = {
+            layer: observation.tap(layer, model.n_layers) for layer in layout.layers
+        }
         self.batch_tokens, self.progress, self.provenance = batch_tokens, progress, provenance
         # What must be the same for an interrupted capture to be continued; the batch need not be.
-        self.plan = _plan(model.identity.to_dict(), ids, layout)
+        self.plan = _plan(model.identity.to_dict(), ids, layout, observation)
 
     def to_memory(self) -> States:
         """Capture into tensors."""
@@ -158,14 +195,16 @@ class _Capture:
         return states
 
     def _states(self, store: Store) -> States:
+        floors = noise_floor(self.model, tuple(self.taps.values()))
         return States(
             self.layout,
             store,
             token_ids=self.ids,
             model=self.model.identity.to_dict(),
-            noise_floor=noise_floor(self.model, self.layout.layers),
+            noise_floor={layer: floors[tap] for layer, tap in self.taps.items()},
             dtype=self.model.dtype,
             prompts=self.provenance,
+            observation=self.observation,
         )
 
     def _fill(self, run: Run, store: MemoryStore | TensorFileWriter) -> None:
@@ -203,9 +242,10 @@ class _Capture:
         return pieces | ({finished: piece} if piece else {})
 
     def _run(self, batch: _Batch, store: MemoryStore | TensorFileWriter) -> None:
-        states = self.model.states(torch.tensor([self.ids[i] for i in batch.prompts]), self.layout.layers)
-        for layer, tensor in states.items():
-            kept = tensor if self.layout.positions == "all" else tensor[:, -1:]
+        ids = torch.tensor([self.ids[i] for i in batch.prompts])
+        states = self.model.states(ids, tuple(self.taps.values()))
+        for layer, tap in self.taps.items():
+            kept = states[tap] if self.layout.positions == "all" else states[tap][:, -1:]
             store.write(tensor_name(layer, batch.group), batch.row, kept.cpu())
 
     def _finished(self, folder: Path) -> States | None:
@@ -215,10 +255,13 @@ class _Capture:
         there = open_states(folder)
         if there.model is None or there.token_ids is None:
             return None
-        return there if _plan(there.model, there.token_ids, there.layout) == self.plan else None
+        plan = _plan(there.model, there.token_ids, there.layout, there.observation)
+        return there if plan == self.plan else None
 
 
-def _plan(model: dict[str, Any], ids: Sequence[Sequence[int]], layout: Layout) -> dict[str, Any]:
+def _plan(
+    model: dict[str, Any], ids: Sequence[Sequence[int]], layout: Layout, observation: Observation
+) -> dict[str, Any]:
     return {
         "command": "capture",
         "model": model["weight_hash"],
@@ -226,4 +269,5 @@ def _plan(model: dict[str, Any], ids: Sequence[Sequence[int]], layout: Layout) -
         "prompts": hashlib.sha256(json.dumps([list(row) for row in ids]).encode()).hexdigest(),
         "layers": list(layout.layers),
         "positions": layout.positions,
+        "observation": observation.where,
     }

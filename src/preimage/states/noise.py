@@ -21,8 +21,9 @@ from torch import Tensor
 
 from preimage.distances import norms
 from preimage.errors import RunFolderError
-from preimage.layers import Layer, LayerSpec, parse_layers
-from preimage.models import LanguageModel, cache_folder
+from preimage.layers import LayerSpec, parse_layers
+from preimage.models import LanguageModel, cache_folder, depth
+from preimage.observations import Site, Tap
 from preimage.prompts import PromptOptions, gather
 from preimage.storage import write_json
 
@@ -45,7 +46,7 @@ class Noise(NamedTuple):
 
 
 # The noise of models in memory, with the edition it was measured at.
-_measured: WeakKeyDictionary[LanguageModel, tuple[int, dict[Layer, Noise]]] = WeakKeyDictionary()
+_measured: WeakKeyDictionary[LanguageModel, tuple[int, dict[Tap, Noise]]] = WeakKeyDictionary()
 
 
 def safety(dtype: torch.dtype) -> float:
@@ -58,12 +59,12 @@ def safety(dtype: torch.dtype) -> float:
     return SAFETY if torch.finfo(dtype).eps < 1e-4 else SAFETY / 4
 
 
-def noise_floor(model: LanguageModel, layers: LayerSpec) -> dict[Layer, float]:
+def noise_floor(model: LanguageModel, layers: LayerSpec | Sequence[Tap]) -> dict[Tap, float]:
     """Largest relative difference |h - h'|_2 / |h|_2 at each layer, over shapes and positions.
 
     It is that of the model in the type and on the device in which it is used. ``layers``: a layer, several,
-    ``"1,8,final"`` or ``"all"``. Cost: about ten short passes over all layers, once for a model; then kept in
-    this process and in the user's cache.
+    ``"1,8,final"`` or ``"all"``; or sites inside blocks. Cost: about ten short passes over all layers, once
+    for a model, or up to a site, once for it; then kept in this process and in the user's cache.
 
     >>> import preimage
     >>> model = preimage.models.new_model("llama", (16, 1, 2), vocabulary=50, max_length=16, device="cpu")
@@ -73,37 +74,51 @@ def noise_floor(model: LanguageModel, layers: LayerSpec) -> dict[Layer, float]:
     return {layer: noise.relative for layer, noise in noise_of(model, layers).items()}
 
 
-def noise_of(model: LanguageModel, layers: LayerSpec) -> dict[Layer, Noise]:
+def noise_of(model: LanguageModel, layers: LayerSpec | Sequence[Tap]) -> dict[Tap, Noise]:
     """The same in full."""
-    edition, known = _measured.get(model, (-1, None))
+    taps = _parse_taps(layers, model.n_layers)
+    edition, known = _measured.get(model, (-1, {}))
     if edition != model.edition:
-        known = _load(model) if model.lasting else None
-    if known is None:
-        known = measure_noise(model)
-        if model.lasting:
-            _save(model, known)
+        known = _load(model) if model.lasting else {}
+    missing = [tap for tap in taps if tap not in known]
+    sites = [tap for tap in missing if isinstance(tap, Site)]
+    if len(missing) > len(sites):
+        known |= measure_noise(model)
+    if sites:
+        known |= measure_noise(model, sites)
+    if missing and model.lasting:
+        _save(model, known)
     _measured[model] = model.edition, known
-    return {layer: known[layer] for layer in parse_layers(layers, model.n_layers)}
+    return {tap: known[tap] for tap in taps}
 
 
-def measure_noise(model: LanguageModel) -> dict[Layer, Noise]:
-    """Recompute the same prompts in other shapes and keep the largest differences a layer."""
-    layers = parse_layers("all", model.n_layers)
+def measure_noise(model: LanguageModel, sites: Sequence[Site] = ()) -> dict[Tap, Noise]:
+    """Recompute the same prompts in other shapes and keep the largest differences, a layer each or a site."""
+    taps: Sequence[Tap] = sorted(sites, key=depth) or parse_layers("all", model.n_layers)
     prompts = calibration_prompts(model)
-    alone = [{k: v[0] for k, v in model.states(p[None], layers).items()} for p in prompts]
+    alone = [{k: v[0] for k, v in model.states(p[None], taps).items()} for p in prompts]
     unit = torch.finfo(model.dtype).eps / 2
-    noise = {layer: _rounding([one[layer] for one in alone], unit) for layer in layers}
-    noise = _widened(noise, alone, _other_shapes(model, prompts, layers))
+    noise = {tap: _rounding([one[tap] for one in alone], unit) for tap in taps}
+    noise = _widened(noise, alone, _other_shapes(model, prompts, taps))
     try:
-        cached = _widened(noise, alone, _cached_shapes(model, prompts, layers))
+        cached = _widened(noise, alone, _cached_shapes(model, prompts, taps))
     except Exception as error:  # a model with a cache of its own, or none, has no such shape
         log.warning("%s has no cached prefix, and its noise is that without: %s", model.name, error)
         return noise
-    for layer in layers:
-        if cached[layer].relative > max(unit**0.5, _ANOTHER_MAP * noise[layer].relative):
+    for tap in taps:
+        if cached[tap].relative > max(unit**0.5, _ANOTHER_MAP * noise[tap].relative):
             log.warning("%s keeps something outside its cache: on a prefix it is another map", model.name)
             return noise
     return cached
+
+
+def _parse_taps(given: LayerSpec | Sequence[Tap], n_layers: int) -> tuple[Tap, ...]:
+    """Layers, as everywhere; or sites alone, one or several."""
+    if isinstance(given, Site):
+        return (given,)
+    if isinstance(given, list | tuple) and given and all(isinstance(one, Site) for one in given):
+        return tuple(given)
+    return parse_layers(given, n_layers)  # type: ignore[arg-type]  # what is no layer is refused there
 
 
 def _rounding(states: Sequence[Float[Tensor, "position d"]], unit: float) -> Noise:
@@ -113,10 +128,10 @@ def _rounding(states: Sequence[Float[Tensor, "position d"]], unit: float) -> Noi
 
 
 def _widened(
-    noise: dict[Layer, Noise],
-    alone: Sequence[dict[Layer, Tensor]],
-    shapes: Iterator[tuple[int, int, dict[Layer, Tensor]]],
-) -> dict[Layer, Noise]:
+    noise: dict[Tap, Noise],
+    alone: Sequence[dict[Tap, Tensor]],
+    shapes: Iterator[tuple[int, int, dict[Tap, Tensor]]],
+) -> dict[Tap, Noise]:
     """Noise that also covers the differences between prompts alone and in other shapes."""
     noise = dict(noise)
     for row, start, recomputed in shapes:
@@ -164,8 +179,8 @@ def tempered(states: Float[Tensor, "*row d"], weights: Float[Tensor, "*row d"]) 
 
 
 def _other_shapes(
-    model: LanguageModel, prompts: Int[Tensor, "prompt position"], layers: Sequence[Layer]
-) -> Iterator[tuple[int, int, dict[Layer, Tensor]]]:
+    model: LanguageModel, prompts: Int[Tensor, "prompt position"], layers: Sequence[Tap]
+) -> Iterator[tuple[int, int, dict[Tap, Tensor]]]:
     """(prompt, first position, states) of the same prompts: batched, truncated."""
     batch = model.states(prompts, layers)
     for row in range(len(prompts)):
@@ -176,8 +191,8 @@ def _other_shapes(
 
 
 def _cached_shapes(
-    model: LanguageModel, prompts: Int[Tensor, "prompt position"], layers: Sequence[Layer]
-) -> Iterator[tuple[int, int, dict[Layer, Tensor]]]:
+    model: LanguageModel, prompts: Int[Tensor, "prompt position"], layers: Sequence[Tap]
+) -> Iterator[tuple[int, int, dict[Tap, Tensor]]]:
     """(prompt, position, its state): a token on a cached prefix, alone and among other candidates."""
     for row, prompt in enumerate(prompts):
         split = [0, 1, len(prompt) // 2, len(prompt) - 1][row % 4]
@@ -212,15 +227,24 @@ def _cache_file(model: LanguageModel) -> Path:
     return cache_folder() / "noise" / f"{digest}-{where}.json"
 
 
-def _load(model: LanguageModel) -> dict[Layer, Noise] | None:
+def _load(model: LanguageModel) -> dict[Tap, Noise]:
     try:
         saved = json.loads(_cache_file(model).read_text(encoding="utf-8"))
-        return {"final" if k == "final" else int(k): Noise(*map(float, v)) for k, v in saved.items()}
+        return {_named(name): Noise(*map(float, numbers)) for name, numbers in saved.items()}
     except (OSError, ValueError, AttributeError, TypeError):
-        return None
+        return {}
 
 
-def _save(model: LanguageModel, noise: dict[Layer, Noise]) -> None:
+def _named(name: str) -> Tap:
+    """The layer or site of a name in the cache."""
+    block, _, kind = name.partition(".")
+    if kind:
+        before = kind.endswith("-before-rotary")
+        return Site(int(block), kind.removesuffix("-before-rotary"), "before" if before else "after")
+    return "final" if name == "final" else int(name)
+
+
+def _save(model: LanguageModel, noise: dict[Tap, Noise]) -> None:
     path = _cache_file(model)
     try:
         write_json(path, {str(layer): list(numbers) for layer, numbers in noise.items()})

@@ -15,6 +15,7 @@ from torch import Tensor
 from preimage.errors import BundleError, LayerError, StatesError
 from preimage.layers import Layer
 from preimage.models import LanguageModel
+from preimage.observations import Observation
 from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
 from preimage.storage.tensor_file import TensorFileReader, tensor_bytes
 
@@ -55,7 +56,8 @@ class States:
     ``token_ids`` is None where they were withheld; ``model`` is the identity of the model that made the
     states, None for tensors that came from elsewhere; ``noise_floor`` maps a layer to the largest relative
     difference |h - h'| / |h| seen when the same prompts were computed in other shapes; ``prompts`` says where
-    the prompts came from, where that is known. Of states on disk only what is asked for is read.
+    the prompts came from, where that is known. ``observation`` says what was seen: the residual stream at
+    these layers, or keys, say, of these blocks. Of states on disk only what is asked for is read.
 
     >>> import torch
     >>> from preimage import States
@@ -74,6 +76,7 @@ class States:
         noise_floor: Mapping[Layer, float],
         dtype: torch.dtype,
         prompts: Mapping[str, Any] | None = None,
+        observation: Observation | None = None,
     ) -> None:
         self.layout, self.store, self.dtype = layout, store, dtype
         self.layers, self.d_model, self.lengths = layout.layers, layout.d_model, layout.lengths
@@ -82,13 +85,17 @@ class States:
         self.model = None if model is None else dict(model)
         self.noise_floor = dict(noise_floor)
         self.prompts = None if prompts is None else dict(prompts)
+        self.observation = observation or Observation()
 
     def __len__(self) -> int:
         return self.layout.count
 
     def __repr__(self) -> str:
         made_by = self.model["name"] if self.model else "an unnamed model"
-        return f"<states of {len(self)} prompts at {len(self.layers)} layers, by {made_by}>"
+        seen = self.observation
+        what = "states" if seen.place == "residual" else seen.place
+        what += " before rotary" if seen.rotary == "before" else ""
+        return f"<{what} of {len(self)} prompts at {len(self.layers)} layers, by {made_by}>"
 
     def at(self, prompt: int, layer: Layer) -> Float[Tensor, "position d_model"]:
         """States of one prompt at one layer: every position, or the last alone where only it was kept."""
@@ -132,6 +139,8 @@ class States:
         """SHA-256 over the states of a layer, so that interrupted work knows its own input again."""
         self._require(layer)
         digest = hashlib.sha256(f"{self.layout.groups} {self.positions} {self.dtype}".encode())
+        if self.observation.place != "residual":
+            digest.update(f"{self.observation.where}".encode())
         for prompt in range(len(self)):
             digest.update(tensor_bytes(self.at(prompt, layer)))
         return digest.hexdigest()
@@ -151,20 +160,30 @@ class States:
     def require_width(self, model: LanguageModel) -> None:
         """Refuse a model whose states cannot be compared with these at all."""
         self.require_sizes(model.name, model.d_model, model.max_length)
+        if self.observation.place != "residual":
+            tap = self.observation.tap(self.layers[0], model.n_layers)
+            self._require_width(model.name, model.width(tap))
 
     def require_sizes(self, name: str, d_model: int, max_length: int | None) -> None:
-        """Refuse a model of another width, or of fewer positions than these states have."""
-        if self.d_model != d_model:
-            raise StatesError(
-                f"These states are {self.d_model} wide, those of {name} are {d_model}.",
-                "Use the model that made them.",
-            )
+        """Refuse a model of another width, or of fewer positions than these states have.
+
+        How wide anything but the residual stream is, only the loaded model says.
+        """
+        if self.observation.place == "residual":
+            self._require_width(name, d_model)
         longest = max(self.lengths, default=0)
         if max_length is not None and longest > max_length:
             raise StatesError(
                 f"Prompt {self.lengths.index(longest)} has {longest} positions; {name} takes at most "
                 f"{max_length}.",
                 "Use the model that made these states.",
+            )
+
+    def _require_width(self, name: str, width: int) -> None:
+        if self.d_model != width:
+            raise StatesError(
+                f"These states are {self.d_model} wide, those of {name} are {width}.",
+                "Use the model that made them.",
             )
 
     def save(self, path: str | Path, *, withhold_ids: bool = False) -> Path:
@@ -174,18 +193,34 @@ class States:
         return save_bundle(self, Path(path), withhold_ids=withhold_ids)
 
     @classmethod
-    def from_tensor(cls, tensor: Tensor, layer: Layer, model: LanguageModel | None = None) -> States:
-        """Wrap a tensor somebody already has: positions x d, or prompts x positions x d; refuse any other."""
+    def from_tensor(
+        cls,
+        tensor: Tensor,
+        layer: Layer,
+        model: LanguageModel | None = None,
+        observe: str | Observation | None = None,
+    ) -> States:
+        """Wrap a tensor somebody already has: positions x d, or prompts x positions x d; refuse any other.
+
+        ``observe``: what it holds where that is not the residual stream, such as ``"keys"``, heads side by
+        side.
+        """
         if tensor.ndim not in (2, 3) or tensor.dtype not in DTYPES.values() or tensor.numel() == 0:
             raise StatesError(
                 f"A tensor of shape {tuple(tensor.shape)} and type {tensor.dtype} holds no states.",
                 "Give floating-point positions x d_model, or prompts x positions x d_model.",
             )
+        seen = Observation.of(observe)
+        if seen.place == "final":  # which is a layer
+            layer, seen = "final", seen.changed(place="residual")
         batch = tensor if tensor.ndim == 3 else tensor[None]
         layout = Layout(group_by_length([batch.shape[1]] * batch.shape[0]), (layer,), "all", batch.shape[2])
         store = MemoryStore({tensor_name(layer, 0): batch.contiguous()})
         made_by = model.identity.to_dict() if model else None
-        states = cls(layout, store, token_ids=None, model=made_by, noise_floor={}, dtype=tensor.dtype)
+        states = cls(
+            layout, store, token_ids=None, model=made_by, noise_floor={}, dtype=tensor.dtype,
+            observation=seen,
+        )  # fmt: skip
         if model is not None:
             states.require_width(model)
         for prompt in range(len(states)):

@@ -13,8 +13,9 @@ from typing import Any
 
 from preimage.errors import RunFolderError, UnwritableError
 
-SCHEMA = "preimage/2"  # of everything that is written; a change of any format raises it
-BEFORE = "preimage/1"  # whose bundles and lenses are still read: they differ by the name of one field
+SCHEMA = "preimage/3"  # of everything that is written; a change of any format raises it
+# Whose bundles and lenses are still read: in 1 one field had another name, in 2 all states were residual.
+BEFORE = ("preimage/1", "preimage/2")
 
 
 def plain(value: Any) -> Any:

@@ -27,10 +27,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise ValueError("it is too large")
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         schema = manifest.get("schema") if isinstance(manifest, dict) else None
-        if schema not in (SCHEMA, BEFORE):
+        if schema not in (SCHEMA, *BEFORE):
             raise ValueError(f"its schema is {schema!r}, not {SCHEMA!r}")
         size, _ = manifest["bytes"], manifest["checksums"][TENSORS]
-        if schema == BEFORE and manifest["model"]:
+        if schema == BEFORE[0] and manifest["model"]:
             manifest["model"]["files_hash"] = manifest["model"].pop("checkpoint", None)
     except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise unusable(folder, error) from error

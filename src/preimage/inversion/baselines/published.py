@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from preimage.layers import Layer
 from preimage.models import LanguageModel
+from preimage.observations import Tap
 
 
 class UncachedPrefix:
@@ -19,8 +19,8 @@ class UncachedPrefix:
 
     max_candidates = 1
 
-    def __init__(self, model: LanguageModel, layer: Layer) -> None:
-        self._model, self._layer = model, layer
+    def __init__(self, model: LanguageModel, tap: Tap) -> None:
+        self._model, self._tap = model, tap
         self._ids = torch.empty(0, dtype=torch.long)
 
     def extend(self, ids: Int[Tensor, " position"]) -> Float[Tensor, "position d_model"]:
@@ -47,5 +47,5 @@ class UncachedPrefix:
         return torch.stack([self._run(torch.cat([before, row[None]]))[-1] for row in embeddings])
 
     def _run(self, embeddings: Tensor) -> Tensor:
-        layers = dict.fromkeys((self._layer, "final"))  # "final" makes all blocks run
-        return self._model.run(embeddings=embeddings[None], layers=tuple(layers))[self._layer][0]
+        taps = dict.fromkeys((self._tap, "final"))  # "final" makes all blocks run
+        return self._model.run(embeddings=embeddings[None], layers=tuple(taps))[self._tap][0]

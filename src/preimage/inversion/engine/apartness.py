@@ -19,15 +19,15 @@ from preimage.inversion.engine.jobs import Job
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.verifier import Verifier, distances_of
 from preimage.inversion.proposers.scores import Scores
-from preimage.layers import Layer
 from preimage.models import LanguageModel, states_of_branches
+from preimage.observations import Tap
 
 log = logging.getLogger(__name__)
 
 _BRANCHES = 512  # tokens tried beside one prompt in one pass
 _FAITHFUL = 16.0  # a branch may be so many times out of reach of the same token tried plainly
 _STEP = 64  # lengths up to a multiple of this are checked together
-_taken: WeakKeyDictionary[LanguageModel, dict[tuple[int, Layer, int], bool]] = WeakKeyDictionary()
+_taken: WeakKeyDictionary[LanguageModel, dict[tuple[int, Tap, int], bool]] = WeakKeyDictionary()
 
 
 class Apartness:
@@ -35,7 +35,7 @@ class Apartness:
 
     def __init__(self, model: LanguageModel, verifier: Verifier) -> None:
         self._model, self._verifier, self._lookalikes = model, verifier, lookalikes_of(model)
-        self._now = model.edition, verifier.layer
+        self._now = model.edition, verifier.tap
 
     def takes_branches(self, length: int) -> bool:
         """Whether a prompt so long and its branches give, in one pass, what they give one by one.
@@ -53,19 +53,19 @@ class Apartness:
         return known[*self._now, size]
 
     def _try_branches(self, size: int) -> bool:
-        layer = self._verifier.layer
+        tap = self._verifier.tap
         counted = self._model.forward_tokens
         ids = ((7 + 31 * torch.arange(size)) % self._model.vocab_size)[None]
         places = torch.tensor(sorted({0, size // 2, size - 1}))
-        plain = self._model.states(ids, (layer,))[layer][0]
+        plain = self._model.states(ids, (tap,))[tap][0]
         try:
-            trunk, branches = states_of_branches(self._model, layer, ids, places[None], ids[:, places])
+            trunk, branches = states_of_branches(self._model, tap, ids, places[None], ids[:, places])
         except Exception as error:  # a model with masks of its own is asked position by position
             log.info("%s takes no masks of ours: %s", self._model.name, error)
             return False
         finally:
             self._model.forward_tokens = counted
-        target = Verifier(self._model, layer, noise=self._verifier.noise).target(plain)
+        target = Verifier(self._model, tap, noise=self._verifier.noise).target(plain)
         limits = _FAITHFUL * target.reach
         return bool(
             (target.away(trunk[0]).cpu() <= limits).all()

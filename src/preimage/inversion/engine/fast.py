@@ -89,7 +89,7 @@ class FastInverter:
             scores = self._proposer.score(padded, valid)
             target = self._verifier.target(padded)
             ids, second = (tokens.cpu() for tokens in scores.best_two())
-            make_prefix = partial(self._model.prefix, self._verifier.layer)
+            make_prefix = partial(self._model.prefix, self._verifier.tap)
             jobs = [
                 Job(i, padded[i, :n], target[i, :n], ids[i, :n], second[i, :n], budget, make_prefix)
                 for i, (n, budget) in enumerate(zip(lengths.tolist(), budgets, strict=True))
@@ -180,7 +180,7 @@ class FastInverter:
                 pad_sequence(list(column), batch_first=True)
                 for column in zip(*(branches for _, branches in some), strict=True)
             )
-            states = states_of_branches(self._model, self._verifier.layer, ids, places, tokens)
+            states = states_of_branches(self._model, self._verifier.tap, ids, places, tokens)
             trunk, rivals = map(self._verifier.observe, states)
             rows = torch.tensor([[job.index] for job, _ in some])
             distances = target[rows[:, 0], : ids.shape[1]].away(trunk).tolist()
@@ -222,7 +222,7 @@ class FastInverter:
         self, jobs: list[Job], target: Target, rows: dict[int, list[Tensor]]
     ) -> dict[int, list[Attempt]]:
         """Run every row of every open prompt, in shared passes; what each has come to, by prompt."""
-        layer = self._verifier.layer
+        tap = self._verifier.tap
         every = [(index, row) for index, some in rows.items() for row in some]
         every.sort(key=lambda item: len(item[1]))  # rows of about one length share a pass
         attempts: dict[int, list[Attempt]] = {index: [] for index in rows}
@@ -230,7 +230,7 @@ class FastInverter:
         for start in range(0, len(every), size):
             part = every[start : start + size]
             ids = pad_sequence([row for _, row in part], batch_first=True)
-            seen = self._verifier.observe(self._model.states(ids, (layer,))[layer])
+            seen = self._verifier.observe(self._model.states(ids, (tap,))[tap])
             distances = target[[index for index, _ in part], : ids.shape[1]].away(seen).tolist()
             for (index, row), away in zip(part, distances, strict=True):
                 job = jobs[index]

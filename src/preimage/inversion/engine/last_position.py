@@ -64,7 +64,7 @@ def _scan(
     model: LanguageModel, target: Target, verifier: Verifier, budget: Budget
 ) -> tuple[Float[Tensor, " vocabulary"], str]:
     """The distance of every token, as far as the budget goes, and why it went no further."""
-    prefix = model.prefix(verifier.layer)
+    prefix = model.prefix(verifier.tap)
     tested, reason = distances_of({}, model.vocab_size), "the budget is spent"
     try:
         for part in torch.arange(model.vocab_size).split(prefix.max_candidates):

@@ -32,7 +32,7 @@ def prove(
     And whether the proof holds: at no position can a token fit that is not the verified one or its twin.
     """
     ids = result.token_ids
-    prefix = model.prefix(verifier.layer)
+    prefix = model.prefix(verifier.tap)
     positions: list[Position] = []
     before, holds = model.forward_tokens, True
     for index, (token, position) in enumerate(zip(ids, result.positions, strict=False)):
@@ -73,7 +73,7 @@ def search_everywhere(
     """Every prompt that fits beside the recovered one, the whole vocabulary tried at every position."""
     lookalikes = lookalikes_of(model)
     known = [Frame(Fit(position, lookalikes.twins(position.token_id))) for position in result.positions]
-    prefix = model.prefix(verifier.layer)
+    prefix = model.prefix(verifier.tap)
     budget = Budget(len(target) * model.vocab_size, timeout)
 
     def policy(_: int) -> RankedPolicy:

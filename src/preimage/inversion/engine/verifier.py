@@ -23,6 +23,7 @@ from preimage.inversion.baselines.published import UncachedPrefix
 from preimage.inversion.engine.budget import Budget
 from preimage.layers import Layer
 from preimage.models import LanguageModel, Prefix
+from preimage.observations import Site, Tap
 from preimage.states import (
     Noise,
     Observation,
@@ -98,14 +99,15 @@ class Verifier:
     def __init__(
         self,
         model: LanguageModel,
-        layer: Layer,
+        tap: Tap,
         *,
         noise: Noise,
         tolerance: float | None = None,
         observe: Observation = residual_stream,
     ) -> None:
         self._model, self._tolerance = model, tolerance
-        self.layer: Layer = layer
+        self.tap: Tap = tap
+        self.layer: Layer = tap.block if isinstance(tap, Site) else tap  # by which results name it
         self.noise, self.observe = noise, observe
 
     def require_above_noise(self, stored: torch.dtype) -> None:
@@ -113,7 +115,7 @@ class Verifier:
         lowest = self.noise.relative + storage_roundoff(stored, self._model.dtype)
         if self._tolerance is not None and self._tolerance < lowest:
             raise OptionError(
-                f"A tolerance of {self._tolerance:g} lies below the noise floor of layer {self.layer}, "
+                f"A tolerance of {self._tolerance:g} lies below the noise floor of layer {self.tap}, "
                 f"{lowest:.3g}.",
                 "Give a larger one, or none to have it calibrated.",
             )
@@ -158,7 +160,7 @@ class Verifier:
 
     def whole_sequence(self, ids: Sequence[int], target: Target) -> list[float]:
         """Distance at every position after one plain pass over a whole prompt: the final word."""
-        states = self._model.states(torch.tensor([list(ids)]), (self.layer,))[self.layer][0]
+        states = self._model.states(torch.tensor([list(ids)]), (self.tap,))[self.tap][0]
         return target.away(self.observe(states)).tolist()
 
 

@@ -22,8 +22,8 @@ from preimage.devices import by_device
 from preimage.errors import RunFolderError
 from preimage.inversion.proposers.lens import Observed, Standardise, Valid, window
 from preimage.inversion.proposers.scores import Keys, Part
-from preimage.layers import Layer
-from preimage.models import LanguageModel, cache_folder
+from preimage.models import LanguageModel, cache_folder, unrotated
+from preimage.observations import Site, Tap
 from preimage.prompts import PromptOptions, gather
 from preimage.storage import write_tensors
 
@@ -44,22 +44,20 @@ class Codebook(nn.Module):
     read: Tensor
     write: Tensor
 
-    def __init__(self, d_model: int, d_features: int) -> None:
+    def __init__(self, width: int, d_features: int) -> None:
         super().__init__()
-        self.standardise = Standardise(d_model)
-        self.register_buffer("read", torch.zeros(2, 3 * d_model, d_model))
-        self.register_buffer("write", torch.zeros(2, d_features, d_model))
+        self.standardise = Standardise(width)
+        self.register_buffer("read", torch.zeros(2, 3 * width, width))
+        self.register_buffer("write", torch.zeros(2, d_features, width))
 
     @torch.no_grad()
-    def fit(
-        self, model: LanguageModel, layer: Layer, features: Float[Tensor, "vocabulary d_features"]
-    ) -> None:
+    def fit(self, model: LanguageModel, tap: Tap, features: Float[Tensor, "vocabulary d_features"]) -> None:
         """Run the sample through the model and solve for both kinds of positions."""
-        tokens = min(_TOKENS_PER_REGRESSOR * (features.shape[1] + 2 * model.d_model), _MOST_TOKENS)
+        tokens = min(_TOKENS_PER_REGRESSOR * (features.shape[1] + 2 * model.width(tap)), _MOST_TOKENS)
         windows = sample(model, max(8, tokens // _LENGTH))
         generator = torch.Generator().manual_seed(1)
         pairs = torch.randint(model.vocab_size, (max(16, tokens // 4), 2), generator=generator)
-        samples = [(ids.to(model.device), _states(model, layer, ids)) for ids in (windows, pairs)]
+        samples = [(ids.to(model.device), _states(model, tap, ids)) for ids in (windows, pairs)]
         self.standardise.fit(samples[0][1], samples[1][1])
         rows: tuple[list[tuple[Tensor, ...]], ...] = [], []
         for ids, states in samples:
@@ -103,15 +101,15 @@ class Codebook(nn.Module):
 
 
 def fitted_codebook(
-    model: LanguageModel, layer: Layer, features: Float[Tensor, "vocabulary d_features"]
+    model: LanguageModel, tap: Tap, features: Float[Tensor, "vocabulary d_features"]
 ) -> Codebook:
     """A codebook from the user's cache, or fitted now and put there."""
-    codebook = Codebook(model.d_model, features.shape[1]).to(model.device)
-    path = cache_path(model, layer)
+    codebook = Codebook(model.width(tap), features.shape[1]).to(model.device)
+    path = cache_path(model, tap)
     with suppress(OSError, SafetensorError, RuntimeError):  # none there, or none that can be read
         codebook.load_state_dict(load_file(path))
         return codebook
-    codebook.fit(model, layer, features)
+    codebook.fit(model, tap, features)
     try:
         write_tensors(path, codebook.state_dict())
     except RunFolderError as error:  # a cache that cannot be written costs time, nothing else
@@ -119,10 +117,10 @@ def fitted_codebook(
     return codebook
 
 
-def cache_path(model: LanguageModel, layer: Layer) -> Path:
-    """Where the codebook of a model and layer is kept."""
+def cache_path(model: LanguageModel, tap: Tap) -> Path:
+    """Where the codebook of a model and a layer or site is kept."""
     folder = cache_folder() / "codebooks" / model.identity.weight_hash[:24]
-    return folder / f"layer-{layer}-v{_RECIPE}.safetensors"
+    return folder / f"layer-{tap}-v{_RECIPE}.safetensors"
 
 
 def sample(model: LanguageModel, rows: int, seed: int = 0) -> Int[Tensor, "prompt position"]:
@@ -138,9 +136,20 @@ def sample(model: LanguageModel, rows: int, seed: int = 0) -> Int[Tensor, "promp
     return windows
 
 
-def _states(model: LanguageModel, layer: Layer, ids: Int[Tensor, "prompt position"]) -> Tensor:
+def _states(model: LanguageModel, tap: Tap, ids: Int[Tensor, "prompt position"]) -> Tensor:
     size = max(1, by_device(_BATCH, model.device) // ids.shape[1])
-    return torch.cat([model.states(part, (layer,))[layer].float() for part in ids.split(size)])
+    return torch.cat([model.states(part, (tap,))[tap].float() for part in ids.split(size)])
+
+
+def without_positions(model: LanguageModel, tap: Tap) -> Tap:
+    """Where a codebook is fitted for a tap: keys before rotary where observed ones can be turned back.
+
+    Rotary turns the same key into another at every position.
+    """
+    if not isinstance(tap, Site) or tap.kind not in ("keys", "kv") or tap.rotary == "before":
+        return tap
+    probe = torch.zeros(1, model.width(tap), device=model.device)
+    return tap if unrotated(model, tap, probe) is None else tap._replace(rotary="before")
 
 
 def _whitening(noise: Float[Tensor, "row d"]) -> Float[Tensor, "d d"]:

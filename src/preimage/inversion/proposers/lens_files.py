@@ -74,7 +74,7 @@ def read_info(path: Path) -> LensInfo:
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()["about"])
-        if about["schema"] not in (SCHEMA, BEFORE) or about["kind"] != "lens":
+        if about["schema"] not in (SCHEMA, *BEFORE) or about["kind"] != "lens":
             raise ValueError(f"its schema is {about['schema']!r}")
         told = {name: about[name] for name in ("layer", "model", "weight_hash", "training", "ranks")}
         return LensInfo(path, shape=LensShape(**about["shape"]), **told)

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from preimage.errors import OptionError
+from preimage.observations import Site
+
 if TYPE_CHECKING:
     from preimage.inversion.proposers.standard import Proposer
-    from preimage.layers import Layer
     from preimage.models import LanguageModel
+    from preimage.observations import Tap
 
-# From a model, a layer, and what was built so far (None: nothing) to that with the proposer added to it.
-Builder: TypeAlias = "Callable[[LanguageModel, Layer, Proposer | None], Proposer]"
+# From a model, a layer or site, and what was built so far (None: nothing) to that with the proposer added.
+Builder: TypeAlias = "Callable[[LanguageModel, Tap, Proposer | None], Proposer]"
 
 GRADIENT = "gradient"  # SIPIT's descent: it scores nothing beforehand, and serves where the ranking failed
 _BUILDERS: dict[str, Builder] = {}
@@ -33,24 +36,29 @@ def proposer_names() -> tuple[str, ...]:
     return (*_BUILDERS, GRADIENT)
 
 
-def build_proposer(model: LanguageModel, layer: Layer, chosen: Sequence[str | Proposer] = ()) -> Proposer:
-    """What was chosen, scores added; nothing chosen: a lens if there is one, else codebook and prior."""
+def build_proposer(model: LanguageModel, tap: Tap, chosen: Sequence[str | Proposer] = ()) -> Proposer:
+    """What was chosen, scores added; nothing chosen: a lens if there is one, else codebook and prior.
+
+    Inside a block, a codebook alone: what is seen there cannot be carried up to a lens or to the LM head.
+    """
     base: Proposer | None = None
     for proposer in chosen:
         if not isinstance(proposer, str):
             base = _add(base, proposer)
-    names = chosen or _best_there_is(model, layer)
+    names = chosen or _best_there_is(model, tap)
     for name, build in _BUILDERS.items():
         if name in names:
-            base = build(model, layer, base)
+            base = build(model, tap, base)
     assert base is not None, "options refuse a choice without any"
     return base
 
 
-def _best_there_is(model: LanguageModel, layer: Layer) -> tuple[str, ...]:
+def _best_there_is(model: LanguageModel, tap: Tap) -> tuple[str, ...]:
     from preimage.inversion.proposers.lens_files import find_lens
 
-    if find_lens(model, layer) is not None:
+    if isinstance(tap, Site):
+        return ("codebook",)
+    if find_lens(model, tap) is not None:
         return ("lens",)
     return ("codebook",) if model.unembedding is None else ("codebook", "prior")
 
@@ -61,22 +69,30 @@ def _add(base: Proposer | None, proposer: Proposer) -> Proposer:
     return proposer if base is None else SumProposer(base, proposer)
 
 
-def _lens(model: LanguageModel, layer: Layer, base: Proposer | None) -> Proposer:
+def _lens(model: LanguageModel, tap: Tap, base: Proposer | None) -> Proposer:
     from preimage.inversion.proposers.standard import find_lens_proposer
 
-    return _add(base, find_lens_proposer(model, layer))
+    if isinstance(tap, Site):
+        raise _for_the_stream("lens", tap)
+    return _add(base, find_lens_proposer(model, tap))
 
 
-def _codebook(model: LanguageModel, layer: Layer, base: Proposer | None) -> Proposer:
+def _codebook(model: LanguageModel, tap: Tap, base: Proposer | None) -> Proposer:
     from preimage.inversion.proposers.standard import CodebookProposer
 
-    return _add(base, CodebookProposer(model, layer))
+    return _add(base, CodebookProposer(model, tap))
 
 
-def _prior(model: LanguageModel, layer: Layer, base: Proposer | None) -> Proposer:
+def _prior(model: LanguageModel, tap: Tap, base: Proposer | None) -> Proposer:
     from preimage.inversion.proposers.standard import PriorProposer
 
-    return PriorProposer(model, layer, base)
+    if isinstance(tap, Site):
+        raise _for_the_stream("prior", tap)
+    return PriorProposer(model, tap, base)
+
+
+def _for_the_stream(name: str, site: Site) -> OptionError:
+    return OptionError(f"The {name} reads the residual stream, not {site.kind}.", "Use the codebook.")
 
 
 register_proposer("lens", _lens)

@@ -15,12 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from preimage.errors import OptionError
-from preimage.inversion.proposers.codebook import fitted_codebook, sample
+from preimage.inversion.proposers.codebook import fitted_codebook, sample, without_positions
 from preimage.inversion.proposers.lens import Lens, Observed, Valid, token_features
 from preimage.inversion.proposers.lens_files import find_lens, read_lens
 from preimage.inversion.proposers.scores import Keys, Part, Scores, TurnedKeys
 from preimage.layers import Layer
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, unrotated
+from preimage.observations import Site, Tap
 
 _WEIGHTS = (0.0, 0.5, 1.0, 2.0, 4.0)  # of the prior, to choose from
 _CALIBRATION = 32  # prompts to choose on, half of them text
@@ -58,19 +59,25 @@ class LensProposer:
 
 
 class CodebookProposer:
-    """A codebook fitted for this layer."""
+    """A codebook fitted for this layer or site; keys are turned back to before rotary positions first."""
 
     name = "codebook"
 
-    def __init__(self, model: LanguageModel, layer: Layer) -> None:
+    def __init__(self, model: LanguageModel, tap: Tap) -> None:
         features = features_of(model)
-        self._codebook = fitted_codebook(model, layer, features)
+        fitted = without_positions(model, tap)
+        self._model, self._turned = model, tap if isinstance(tap, Site) and fitted != tap else None
+        self._codebook = fitted_codebook(model, fitted, features)
         with torch.inference_mode():
             self._books = self._codebook.keys(features)
 
     def score(self, observed: Observed, valid: Valid) -> Scores:
         """Nearest entries, after what the neighbours say of the context is taken out."""
         with torch.inference_mode():
+            if self._turned is not None:
+                turned = unrotated(self._model, self._turned, observed)
+                assert turned is not None, "it could be turned back when the codebook was fitted"
+                observed = turned
             return Scores((self._codebook.part(observed, valid, self._books),), observed.shape[1])
 
 
