@@ -9,7 +9,7 @@ import typer
 
 from preimage.cli import arguments as arg
 from preimage.cli.terminal import print_either, progress_bar
-from preimage.errors import OptionError, StatesError
+from preimage.errors import OptionError
 
 if TYPE_CHECKING:
     from preimage.states import States
@@ -25,24 +25,30 @@ def capture(
     seed: arg.Seed = 0,
     bos: arg.Bos = None,
     layers: arg.Layers = "all",
-    positions: Annotated[str, typer.Option(help="all, or last.")] = "all",
+    positions: Annotated[
+        str, typer.Option(help="all, or last; of --from-tensor also mean, shuffled.")
+    ] = "all",
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens in one pass.")] = None,
     withhold_ids: Annotated[bool, typer.Option(help="Leave the token ids out of the bundle.")] = False,
     from_tensor: Annotated[
-        Path | None, typer.Option(help="Make the bundle from this .safetensors or .npy instead.")
+        Path | None, typer.Option(help="Make the bundle from this .safetensors, .npy, .npz or .pt instead.")
     ] = None,
     layer: Annotated[str | None, typer.Option(help="The layer of --from-tensor.")] = None,
-    key: Annotated[str | None, typer.Option(help="The tensor's name in --from-tensor.")] = None,
+    key: arg.Key = None,
+    mask_key: arg.MaskKey = None,
+    observe: arg.Observe = None,
     dtype: arg.Dtype = "float32",
     device: arg.Device = "auto",
     json: arg.Json = False,
 ) -> None:
     """Run prompts through a model and keep their hidden states in a bundle."""
+    told = arg.StatesChoice(key, mask_key, observe, positions=None if positions == "all" else positions)
     if from_tensor is not None:
-        _from_tensor(from_tensor, layer, key, model, out, json)
+        _from_tensor(from_tensor, layer, told, model, out, json)
         return
-    if layer is not None or key is not None:
-        raise OptionError("--layer and --key go with --from-tensor.", "Use --layers to choose layers.")
+    told.refuse("key", "mask_key", "observe", hint="Give --from-tensor.")
+    if layer is not None:
+        raise OptionError("--layer goes with --from-tensor.", "Use --layers to choose layers.")
     if positions not in ("all", "last"):
         raise OptionError(f"positions {positions!r} is not known.", "Use all or last.")
     if batch_tokens is not None and batch_tokens < 1:
@@ -59,27 +65,14 @@ def capture(
     _report(states, out, json)
 
 
-def _from_tensor(path: Path, layer: str | None, key: str | None, model: str, out: Path, json: bool) -> None:
-    """A bundle of a tensor from elsewhere. Which model made it is not claimed; its layers are checked."""
-    from preimage.layers import parse_layer
-    from preimage.models import read_preview
+def _from_tensor(
+    path: Path, layer: str | None, told: arg.StatesChoice, model: str, out: Path, json: bool
+) -> None:
+    """A bundle of states from elsewhere. Which model made them is not claimed; their sizes are checked."""
+    from preimage.preparation import Preparation
 
-    if layer is None:
-        raise OptionError("--from-tensor needs --layer.", "Say at which layer the states were taken.")
-    if not path.is_file():  # before torch is imported
-        raise StatesError(f"There is no file {path}.", "Check the path.")
-    known = read_preview(model)
-    number = parse_layer(layer, known.n_layers if known else 10**6)
-    from preimage.states import States, read_tensor
-
-    states = States.from_tensor(read_tensor(path, key), number)
-    if known is not None and states.d_model != known.d_model:
-        raise OptionError(
-            f"{path.name} holds states {states.d_model} wide, those of {model} are {known.d_model}.",
-            "Name the model that made them with --model.",
-        )
-    if known is not None:
-        states.require_sizes(model, known.d_model, known.max_length)
+    told.check(path, layer)
+    states, _ = told.read(path, layer, Preparation(model))
     states.save(out)
     _report(states, out, json)
 
@@ -88,6 +81,7 @@ def _report(states: States, out: Path, json: bool) -> None:
     document = {
         "bundle": str(out), "model": states.model,
         "prompts": len(states), "layers": list(states.layers), "positions": states.positions,
+        "observation": states.observation.to_dict(),
         "noise_floor": {str(k): v for k, v in states.noise_floor.items()},
     }  # fmt: skip
     following = f"Next: preimage invert {out} --layer {states.layers[-1]}"

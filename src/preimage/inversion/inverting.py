@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,8 +30,9 @@ from preimage.inversion.proposers.standard import Proposer
 from preimage.inversion.result import Inversion
 from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
+from preimage.observations import Observation
 from preimage.progress import Progress, silent
-from preimage.states import States, noise_of
+from preimage.states import States, noise_of, states_from
 from preimage.storage import Run
 
 _BATCH_TOKENS = 2**16  # tokens inverted together on a GPU
@@ -40,24 +41,33 @@ _GRADIENT = (3, 128)  # gradient proposals come after so many ranked batches, an
 _proposers: WeakKeyDictionary[LanguageModel, dict[tuple[object, ...], Proposer]] = WeakKeyDictionary()
 
 
+class _Given(InvertChanges, total=False):
+    """The fields of the options, and the text known to come before the first state."""
+
+    prefix: str | None
+
+
 def invert(
     model: LanguageModel,
-    states: States | Float[Tensor, "*batch position d_model"],
+    states: Any,
     layer: int | str | None = None,
     *,
+    observe: str | Observation | None = None,
+    attention_mask: Any = None,
     options: InvertOptions | None = None,
     out: str | Path | None = None,
     progress: Progress = silent,
-    **changes: Unpack[InvertChanges],
+    **changes: Unpack[_Given],
 ) -> list[Inversion]:
     """Recover every prompt from its states at one layer.
 
-    ``states``: captured by ``model``, or a tensor (position x d_model, or prompt x position x d_model);
-    ``layer`` may be left out where they hold one layer. ``changes`` are fields of ``options``, such as
-    ``method="brute-force"``. One result a prompt, in their order; with ``out``, a run folder, each is kept
-    there as it is found, and calling again continues. What is ``recovered`` was verified against the states,
-    position by position and as a whole. States of another model or layer are not refused here: they come back
-    as ``not_recovered`` (``states.require_made_by(model)`` refuses them at once).
+    ``states``: captured by ``model``, or whatever :func:`preimage.states_from` takes: tensors, arrays, lists
+    of them, ``outputs.hidden_states``, ``past_key_values``; ``observe`` (what was seen) and
+    ``attention_mask`` as there. ``layer`` may be left out where they hold one layer. ``changes`` are fields
+    of ``options``, such as ``method="brute-force"``. One result a prompt, in their order; with ``out``, a run
+    folder, each is kept there as it is found, and calling again continues. What is ``recovered`` was verified
+    against the states, position by position and as a whole. States of another model or layer are not refused
+    here: they come back as ``not_recovered`` (``states.require_made_by(model)`` refuses them at once).
 
     Cost: about two forward passes over a prompt with a lens; at worst a test of the whole vocabulary at every
     position. The first call for a model and layer also measures noise and builds what proposes.
@@ -70,11 +80,11 @@ def invert(
     ('recovered', (7, 3, 9))
     """
     began = time.perf_counter()
-    chosen = replace(options or InvertOptions(), **changes)
-    if isinstance(states, Tensor):
-        if layer is None:
-            raise LayerError("A bare tensor does not say its layer.", "Give layer=.")
-        states = States.from_tensor(states, parse_layer(layer, model.n_layers))
+    if changes.pop("prefix", None):
+        raise OptionError("A known prefix cannot be used yet.", "Leave it out.")
+    chosen = replace(options or InvertOptions(), **changes)  # type: ignore[misc]  # prefix is gone
+    states = states_from(states, model, layer, observe=observe, attention_mask=attention_mask)
+    _require_residual(states.observation)
     at = _choose_layer(states, layer, model.n_layers)
     if chosen.prove and states.positions != "all":
         raise OptionError("These states keep the last position alone.", "Prove states of every position.")
@@ -106,6 +116,14 @@ def invert(
     in_order = [results[index] for index in range(len(states))]
     run.finish(lambda: [result.to_dict() for result in in_order])
     return in_order
+
+
+def _require_residual(observation: Observation) -> None:
+    """Refuse what the engine does not compare yet."""
+    if observation.place not in ("residual", "final") or not observation.plain:
+        raise OptionError(f"{observation.place} cannot be inverted yet.", "Give the residual stream.")
+    if observation.positions not in ("all", "last"):
+        raise OptionError(f"positions {observation.positions!r} cannot be inverted yet.", "Give all or last.")
 
 
 def _choose_layer(states: States, layer: int | str | None, n_layers: int) -> Layer:
