@@ -105,9 +105,17 @@ class Observation:
         return layers
 
     @property
-    def where(self) -> dict[str, str]:
-        """The place alone, as a bundle's manifest has it: what became of it since is left out."""
-        return {"place": self.place, "rotary": self.rotary}
+    def where(self) -> dict[str, Any]:
+        """What a bundle's manifest says of it: everything but a rotation, which is undone before saving."""
+        told = self.to_dict()
+        return {name: told[name] for name in ("place", "rotary", "stored", "positions", "kept", "permuted")}
+
+    @classmethod
+    def from_dict(cls, told: dict[str, Any]) -> Observation:
+        """The inverse of :attr:`where`; what is not told is as the library captures it."""
+        known = {name: told[name] for name in cls().where if name in told}
+        kept = known.get("kept")
+        return cls(**(known | {"kept": None if kept is None else tuple(map(int, kept))}))
 
     @property
     def plain(self) -> bool:

@@ -114,7 +114,7 @@ INVERT: dict[str, tuple[Case, str]] = {
     ),
     "negative id": (lambda g: ["--model", g.model, "--prompts", g.jsonl([-1])], "has token id -1"),
     "missing bundle": (lambda g: [g.tmp / "none"], "is not a state bundle: no manifest.json in it."),
-    "bundle and text": (lambda g: [g.bundle, "--text", "x"], "A bundle and prompts were given."),
+    "bundle and text": (lambda g: [g.bundle, "--text", "x"], "States and prompts were given."),
     "bundle of another model": (
         lambda g: [g.bundle, "--model", g.other, "--layer", 1],
         "These states were made by",
@@ -151,7 +151,7 @@ INVERT: dict[str, tuple[Case, str]] = {
 }
 TENSOR: dict[str, tuple[Case, str]] = {
     "missing tensor": (lambda g: [g.tmp / "t.npy", "--layer", 1], "There is no file"),
-    "no layer": (lambda g: [g.tensor(3, WIDTH)], "--from-tensor needs --layer."),
+    "no layer": (lambda g: [g.tensor(3, WIDTH)], "t.safetensors does not say its layer."),
     "layer too deep": (lambda g: [g.tensor(3, WIDTH), "--layer", 9], "There is no layer '9'."),
     "NaN": (
         lambda g: [g.tensor(3, WIDTH, bad=float("nan")), "--layer", 1],
@@ -161,13 +161,16 @@ TENSOR: dict[str, tuple[Case, str]] = {
         lambda g: [g.tensor(2, 3, WIDTH, bad=float("inf")), "--layer", "final"],
         "Prompt 1, layer final, position 1 holds NaN or infinity.",
     ),
-    "another width": (lambda g: [g.tensor(3, 31), "--layer", 1], "states 31 wide, those of"),
+    "another width": (
+        lambda g: [g.tensor(3, 31), "--layer", 1],
+        "states are 31 wide, those of this model are 32.",
+    ),
     "more positions": (
         lambda g: [g.tensor(2, CONTEXT + 1, WIDTH), "--layer", 1],
         "Prompt 0 has 129 positions",
     ),
-    "one axis": (lambda g: [g.tensor(WIDTH), "--layer", 1], "shape (32,) and type torch.float32 holds no"),
-    "pickled tensor": (lambda g: [g.pickled() / "pytorch_model.bin", "--layer", 1], "is neither"),
+    "one axis": (lambda g: [g.tensor(WIDTH), "--layer", 1], "shape (32,) is not the states"),
+    "pickled tensor": (lambda g: [g.pickled() / "pytorch_model.bin", "--layer", 1], "holds a dict without"),
     "text called npy": (lambda g: [g.file("t.npy", "1 2 3"), "--layer", 1], "cannot be read as a plain"),
     "wrong key": (lambda g: [g.tensor(3, WIDTH), "--layer", 1, "--key", "k"], "holds no tensor 'k'."),
 }
@@ -251,7 +254,7 @@ CASES = {
     "capture, layer of a tensor": (
         ["capture"],
         lambda g: ["--model", g.model, "--text", "x", "--layer", "1"],
-        "--layer and --key go with --from-tensor.",
+        "--layer goes with --from-tensor.",
     ),
 }  # fmt: skip
 

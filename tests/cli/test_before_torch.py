@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,12 +18,39 @@ invert --text x --max-tests 0
 invert --text x --proposers no
 invert --model no/such --text x
 invert nowhere
+invert nofile.npy --layer 1
+invert FILE
+invert FILE --layer 99
+invert FILE --layer 1 --text x
+invert FILE --layer 1 --observe no
+invert FILE --layer 1 --stored no
+invert FILE --layer 1 --positions no
+invert FILE --layer 1 --rotary no
+invert FILE --layer 1 --rotary before
+invert FILE --layer 0 --observe keys
+invert FILE --layer 1 --observe final
+invert nowhere --key h
+invert --text x --key h
+invert --text x --mask-key m
+invert --text x --observe residual
+invert --text x --stored bf16
+invert --text x --positions all
+invert --text x --rotary after
+invert --text x --permuted
+invert --text x --prefix y
 invert
 capture --text x --layers 99 --out OUT
 capture --text x --positions some --out OUT
 capture --text x --batch-tokens 0 --out OUT
 capture --prompts nofile.txt --out OUT
 capture --from-tensor nofile.npy --layer 1 --out OUT
+capture --from-tensor FILE --out OUT
+capture --from-tensor FILE --layer 99 --out OUT
+capture --from-tensor FILE --layer 1 --positions some --out OUT
+capture --from-tensor FILE --layer 1 --observe some --out OUT
+capture --text x --observe keys --out OUT
+capture --text x --mask-key m --out OUT
+capture --text x --positions mean --out OUT
 collisions --closest 0
 collisions --threshold -1
 collisions --layers 99
@@ -67,8 +95,9 @@ for line in sys.stdin.read().splitlines():
 
 
 @pytest.mark.real_model  # the default model's files say how many layers it has
-def test_wrong_options_are_refused_before_torch_is_imported() -> None:
-    asked = "\n".join(WRONG).replace("OUT", "/nonexistent/out")
+def test_wrong_options_are_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "t.npy").write_bytes(b"")
+    asked = "\n".join(WRONG).replace("OUT", "/nonexistent/out").replace("FILE", str(tmp_path / "t.npy"))
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], input=asked, capture_output=True, text=True, timeout=300
     )

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import preimage
 from preimage.errors import BundleError, StatesError
-from preimage.states import read_tensor
+from preimage.states import read_states_file
 from support.bundles import TENSORS, exchange, npy
 from support.refusing import refused
 
@@ -78,7 +78,7 @@ def refused_at_length(action: Callable[[], object]) -> StatesError:
 def test_hostile_safetensors_are_refused_cleanly(raw: bytes, bundle: Path, tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     path.write_bytes(raw)
-    error = refused_at_length(lambda: read_tensor(path))
+    error = refused_at_length(lambda: read_states_file(path))
     assert f"{path} cannot be read as safetensors" in error.message
     exchange(bundle, raw)
     error = refused_at_length(lambda: preimage.open_states(bundle))
@@ -118,13 +118,13 @@ def test_hostile_files_take_no_memory(bundle: Path, tmp_path: Path) -> None:
 import os, resource
 os.chdir({str(tmp_path)!r})
 import preimage
-from preimage.states import open_states, read_tensor
+from preimage.states import open_states, read_states_file
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
-try: read_tensor("0.safetensors")
+try: read_states_file("0.safetensors")
 except preimage.PreimageError: pass
 before = peak()
 for name in {names!r}:
-    try: (open_states if name.startswith("bundle") else read_tensor)(name)
+    try: (open_states if name.startswith("bundle") else read_states_file)(name)
     except preimage.PreimageError: continue
     raise SystemExit(name + " was accepted")
 print((peak() - before) / 1024)

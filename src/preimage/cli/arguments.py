@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from preimage.errors import OptionError
-from preimage.observations import Observation
+from preimage.errors import OptionError, StatesError
+from preimage.layers import parse_layer
+from preimage.observations import PLACES, POSITIONS, STORED, Observation
 
 if TYPE_CHECKING:
     from preimage.models import LanguageModel
     from preimage.preparation import Preparation
     from preimage.prompts import PromptSet
+    from preimage.states import States
 
 MANY = 2000  # prompts of a source without an end, where a command is about many
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -34,10 +36,6 @@ Count = Annotated[int | None, typer.Option(help="Use so many prompts of --prompt
 Length = Annotated[int | None, typer.Option(help="Cut --prompts into windows of so many tokens.")]
 Seed = Annotated[int, typer.Option(help="Seed of every random choice; stored in the result.")]
 Layers = Annotated[str, typer.Option(help="all, 15, 0-4, 1,8,final …")]
-Observe = Annotated[
-    str, typer.Option(help="What is seen at a layer: residual, final, keys, values, kv, attention or mlp.")
-]
-Rotary = Annotated[str, typer.Option(help="Keys after or before rotary positions.")]
 Bits = Annotated[str, typer.Option(help="Quantise the states to so many bits, 8,4 …; or none.")]
 Out = Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")]
 Figures = Annotated[str, typer.Option(help="Form of the figures of --out: html, svg, pdf, or several.")]
@@ -47,6 +45,71 @@ Proposers = Annotated[
 Bos = Annotated[
     bool | None, typer.Option("--bos/--no-bos", help="Begin with BOS or not; default: the tokenizer's way.")
 ]
+Key = Annotated[str | None, typer.Option(help="The name of the states in a file that holds several tensors.")]
+MaskKey = Annotated[
+    str | None,
+    typer.Option(help="The name of the attention mask beside them; default: attention_mask, mask."),
+]
+Observe = Annotated[str | None, typer.Option(help=f"What was seen: {', '.join(PLACES)}; default: residual.")]
+Stored = Annotated[
+    str | None, typer.Option(help=f"The type it was kept in: {', '.join(STORED)}; default: found out.")
+]
+Rotary = Annotated[str | None, typer.Option(help="Keys after or before rotary positions; default: after.")]
+Permuted = Annotated[bool, typer.Option("--permuted", help="Coordinates come in an unknown order.")]
+SeenPositions = Annotated[
+    str | None, typer.Option("--positions", help=f"{', '.join(POSITIONS)}; default: all.")
+]
+
+
+@dataclass(frozen=True)
+class StatesChoice:
+    """What a command was told of states that came from elsewhere."""
+
+    key: str | None = None
+    mask_key: str | None = None
+    observe: str | None = None
+    stored: str | None = None
+    positions: str | None = None
+    rotary: str | None = None
+    permuted: bool = False
+
+    def refuse(self, *names: str, hint: str) -> None:
+        """Refuse these options where they were given."""
+        given = [f"--{name.replace('_', '-')}" for name in names if getattr(self, name)]
+        if given:
+            raise OptionError(f"{' and '.join(given)} cannot be used here.", hint)
+
+    @property
+    def observation(self) -> Observation | None:
+        """What was seen, where anything was said of it."""
+        told = {"place": self.observe, "stored": self.stored, "positions": self.positions,
+                "rotary": self.rotary, "permuted": self.permuted}  # fmt: skip
+        told = {name: value for name, value in told.items() if value}
+        return Observation(**told) if told else None  # type: ignore[arg-type]  # each has its own type
+
+    def check(self, path: Path, layer: str | None) -> None:
+        """Refuse a file that is not there, and states of which nobody said the layer."""
+        final = self.observation is not None and self.observation.place == "final"
+        if not path.is_file():
+            raise StatesError(f"There is no file {path}.", "Check the path.")
+        if layer is None and not final:
+            raise OptionError(f"{path.name} does not say its layer.", "Give --layer, or --observe final.")
+        if layer not in (None, "final") and final:
+            raise OptionError(f"--layer {layer} and --observe final were given.", "Give one of them.")
+
+    def read(self, path: Path, layer: str | None, prepared: Preparation) -> tuple[States, str | None]:
+        """The states in a file and the name they have there; loads the model where only it tells sizes."""
+        at = parse_layer(layer or "final", prepared.known.n_layers)
+        observation = self.observation
+        if observation is not None:
+            observation.tap(at, prepared.known.n_layers)
+        from preimage.states import IN_A_CACHE, read_states_file, states_from
+
+        held = read_states_file(path, self.key, self.mask_key, at)
+        in_a_cache = self.observe in IN_A_CACHE or isinstance(held.states, list)
+        sizes = prepared.model if in_a_cache else prepared.known
+        states = states_from(held.states, sizes, at, observe=observation, attention_mask=held.mask)
+        return states, held.key
 
 
 @dataclass(frozen=True)
@@ -93,7 +156,6 @@ def prepare(
     at_least: int = 1,
 ) -> tuple[LanguageModel, list[PromptSet]]:
     """A model and the prompts of every choice; what is wrong is refused before the weights are read."""
-    from preimage.layers import parse_layer
     from preimage.preparation import Preparation
 
     prepared = Preparation(model, dtype=dtype, device=device)

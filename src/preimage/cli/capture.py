@@ -9,7 +9,7 @@ import typer
 
 from preimage.cli import arguments as arg
 from preimage.cli.terminal import print_either, progress_bar
-from preimage.errors import OptionError, StatesError
+from preimage.errors import OptionError
 from preimage.observations import Observation
 
 if TYPE_CHECKING:
@@ -26,27 +26,34 @@ def capture(
     seed: arg.Seed = 0,
     bos: arg.Bos = None,
     layers: arg.Layers = "all",
-    observe: arg.Observe = "residual",
-    rotary: arg.Rotary = "after",
-    positions: Annotated[str, typer.Option(help="all, or last.")] = "all",
+    observe: arg.Observe = None,
+    rotary: arg.Rotary = None,
+    positions: Annotated[
+        str, typer.Option(help="all, or last; of --from-tensor also mean, shuffled.")
+    ] = "all",
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens in one pass.")] = None,
     withhold_ids: Annotated[bool, typer.Option(help="Leave the token ids out of the bundle.")] = False,
     from_tensor: Annotated[
-        Path | None, typer.Option(help="Make the bundle from this .safetensors or .npy instead.")
+        Path | None, typer.Option(help="Make the bundle from this .safetensors, .npy, .npz or .pt instead.")
     ] = None,
     layer: Annotated[str | None, typer.Option(help="The layer of --from-tensor.")] = None,
-    key: Annotated[str | None, typer.Option(help="The tensor's name in --from-tensor.")] = None,
+    key: arg.Key = None,
+    mask_key: arg.MaskKey = None,
     dtype: arg.Dtype = "float32",
     device: arg.Device = "auto",
     json: arg.Json = False,
 ) -> None:
     """Run prompts through a model and keep their hidden states in a bundle."""
-    observation = Observation(observe, rotary)
+    told = arg.StatesChoice(
+        key, mask_key, observe, rotary=rotary, positions=None if positions == "all" else positions
+    )
     if from_tensor is not None:
-        _from_tensor(from_tensor, layer, key, model, out, observation, json)
+        _from_tensor(from_tensor, layer, told, model, out, json)
         return
-    if layer is not None or key is not None:
-        raise OptionError("--layer and --key go with --from-tensor.", "Use --layers to choose layers.")
+    told.refuse("key", "mask_key", hint="Give --from-tensor.")
+    observation = Observation(observe or "residual", rotary or "after")
+    if layer is not None:
+        raise OptionError("--layer goes with --from-tensor.", "Use --layers to choose layers.")
     if positions not in ("all", "last"):
         raise OptionError(f"positions {positions!r} is not known.", "Use all or last.")
     if batch_tokens is not None and batch_tokens < 1:
@@ -66,35 +73,13 @@ def capture(
 
 
 def _from_tensor(
-    path: Path,
-    layer: str | None,
-    key: str | None,
-    model: str,
-    out: Path,
-    observation: Observation,
-    json: bool,
+    path: Path, layer: str | None, told: arg.StatesChoice, model: str, out: Path, json: bool
 ) -> None:
-    """A bundle of a tensor from elsewhere. Which model made it is not claimed; its layers are checked."""
-    from preimage.layers import parse_layer
-    from preimage.models import read_preview
+    """A bundle of states from elsewhere. Which model made them is not claimed; their sizes are checked."""
+    from preimage.preparation import Preparation
 
-    if layer is None:
-        raise OptionError("--from-tensor needs --layer.", "Say at which layer the states were taken.")
-    if not path.is_file():  # before torch is imported
-        raise StatesError(f"There is no file {path}.", "Check the path.")
-    known = read_preview(model)
-    number = parse_layer(layer, known.n_layers if known else 10**6)
-    from preimage.states import States, read_tensor
-
-    observation.tap(number, known.n_layers if known else 10**6)  # which refuses keys of layer 0
-    states = States.from_tensor(read_tensor(path, key), number, observe=observation)
-    if known is not None and observation.place == "residual" and states.d_model != known.d_model:
-        raise OptionError(
-            f"{path.name} holds states {states.d_model} wide, those of {model} are {known.d_model}.",
-            "Name the model that made them with --model.",
-        )
-    if known is not None:
-        states.require_sizes(model, known.d_model, known.max_length)
+    told.check(path, layer)
+    states, _ = told.read(path, layer, Preparation(model))
     states.save(out)
     _report(states, out, json)
 

@@ -12,6 +12,7 @@ from preimage.cli import DONE, FINDINGS
 from preimage.cli import arguments as arg
 from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import BundleError, OptionError
+from preimage.layers import parse_layer
 from preimage.storage import read_manifest
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ _BAR = 24  # characters of the longest bar
 
 
 def invert(
-    bundle: Annotated[Path | None, typer.Argument(help="A state bundle, to invert blind.")] = None,
+    path: Annotated[
+        Path | None,
+        typer.Argument(help="States to invert blind: a bundle, or a .safetensors, .npy, .npz or .pt file."),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="Alias, hub id, folder or GGUF file; default: the bundle's, or smollm2."),
@@ -36,6 +40,14 @@ def invert(
     seed: arg.Seed = 0,
     bos: arg.Bos = None,
     layer: Annotated[str | None, typer.Option(help="The layer to invert from.")] = None,
+    key: arg.Key = None,
+    mask_key: arg.MaskKey = None,
+    observe: arg.Observe = None,
+    stored: arg.Stored = None,
+    positions: arg.SeenPositions = None,
+    rotary: arg.Rotary = None,
+    permuted: arg.Permuted = False,
+    prefix: Annotated[str | None, typer.Option(help="Text known to stand before the first state.")] = None,
     method: Annotated[str, typer.Option(help="fast, sipit or brute-force.")] = "fast",
     proposers: arg.Proposers = None,
     prove: Annotated[bool, typer.Option(help="Try the whole vocabulary at every position; slow.")] = False,
@@ -49,10 +61,9 @@ def invert(
     device: arg.Device = "auto",
     json: arg.Json = False,
 ) -> int:
-    """Recover prompts from hidden states: of a bundle, or of prompts run for this purpose."""
+    """Recover prompts from hidden states: of a bundle or file, or of prompts run for this purpose."""
     import preimage
     from preimage.inversion import InvertOptions
-    from preimage.layers import parse_layer
     from preimage.preparation import Preparation
 
     options = InvertOptions(
@@ -60,34 +71,29 @@ def invert(
         max_tests=max_tests, timeout=timeout, published_cost=published_cost,
     )  # fmt: skip
     choice = arg.PromptChoice(text, prompts, count, length, seed, bos)
-    manifest = None
-    if bundle is not None:
-        if text or prompts:
-            raise OptionError("A bundle and prompts were given.", "Give one of them.")
-        manifest = read_manifest(bundle)
-        model = model or (manifest.get("model") or {}).get("name")
-    prepared = Preparation(model or "smollm2", dtype=dtype, device=device)
+    told = arg.StatesChoice(key, mask_key, observe, stored, positions, rotary, permuted)
+    manifest = _check_source(path, choice, told, layer, prefix)
+    made_by = (manifest or {}).get("model") or {}
+    prepared = Preparation(model or made_by.get("name") or "smollm2", dtype=dtype, device=device)
     wanted = None if layer is None else parse_layer(layer, prepared.known.n_layers)
-    if manifest is not None:
-        from preimage.states.bundle import open_bundle
-
-        states, known = open_bundle(Path(bundle or ""), manifest), prepared.known
-        states.require_sizes(prepared.name, known.d_model, known.max_length)
-        if not any_model:
-            _check_files(prepared, states.model or {})
-            states.require_made_by(prepared.model)
-    else:
+    name = None
+    if path is None:
         choice.of(prepared)
         at = wanted if wanted is not None else (prepared.known.n_layers + 1) // 2
         states = preimage.capture(prepared.model, choice.of(prepared), at)
+    elif manifest is None:
+        states, name = told.read(path, layer, prepared)
+    else:
+        states = _open_bundle(path, manifest, told, prepared, any_model)
     loaded = prepared.model
     with progress_bar() as progress:
-        results = preimage.invert(loaded, states, layer, options=options, out=out, progress=progress)
-    if json:
-        told = [_with_truth(result, states, index) for index, result in enumerate(results)]
-        print_result(
-            "invert", {"model": loaded.identity.to_dict(), "prompts": states.prompts, "results": told}
+        results = preimage.invert(
+            loaded, states, layer, prefix=prefix, options=options, out=out, progress=progress
         )
+    if json:
+        seen = {"observation": states.observation.to_dict(), "key": name, "prompts": states.prompts}
+        rows = [_with_truth(result, states, index) for index, result in enumerate(results)]
+        print_result("invert", {"model": loaded.identity.to_dict()} | seen | {"results": rows})
     else:
         _show(results)
         if prove:
@@ -95,6 +101,41 @@ def invert(
     if prove and out is not None:
         _save_figures(results, loaded, out)
     return DONE if all(result.status == "recovered" for result in results) else FINDINGS
+
+
+def _check_source(
+    path: Path | None, choice: arg.PromptChoice, told: arg.StatesChoice, layer: str | None, prefix: str | None
+) -> dict[str, Any] | None:
+    """The manifest where states come from a bundle; what does not go together is refused."""
+    if path is None:
+        told.refuse(*vars(told), hint="Give states with it: a bundle or a file.")
+        if prefix is not None:
+            raise OptionError("--prefix cannot be used here.", "Give states with it: a bundle or a file.")
+        return None
+    if choice.texts or choice.source:
+        raise OptionError("States and prompts were given.", "Give one of them.")
+    if path.suffix and not path.is_dir():
+        told.check(path, layer)
+        return None
+    told.refuse("key", "mask_key", hint="A bundle says where its states are; leave it out.")
+    _ = told.observation  # which refuses what is no observation
+    return read_manifest(path)
+
+
+def _open_bundle(
+    path: Path, manifest: dict[str, Any], told: arg.StatesChoice, prepared: Preparation, any_model: bool
+) -> States:
+    """A bundle's states, held against the model before its weights are read, and then against them."""
+    from preimage.states import IN_A_CACHE, observed_width, states_from
+    from preimage.states.bundle import open_bundle
+
+    states = states_from(open_bundle(path, manifest), prepared.known, observe=told.observation)
+    sizes = prepared.model if states.observation.place in IN_A_CACHE else prepared.known
+    states.require_sizes(prepared.name, observed_width(sizes, states.observation), sizes.max_length)
+    if not any_model:
+        _check_files(prepared, states.model or {})
+        states.require_made_by(prepared.model)
+    return states
 
 
 def _check_files(prepared: Preparation, made_by: dict[str, Any]) -> None:

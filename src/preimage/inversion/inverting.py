@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,6 +27,7 @@ from preimage.inversion.engine.outcomes import (
     say_of_last,
     with_exact_reading,
     with_status,
+    without_prefix,
 )
 from preimage.inversion.engine.policies import GradientPolicy, InterruptedPolicy, Policy, RankedPolicy
 from preimage.inversion.engine.proof import prove, search_everywhere
@@ -40,7 +41,7 @@ from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
 from preimage.observations import Tap
 from preimage.progress import Progress, silent
-from preimage.states import States, noise_of
+from preimage.states import States, encode_all, noise_of, states_from
 from preimage.storage import Run
 
 _BATCH_TOKENS = 2**16  # tokens inverted together on a GPU
@@ -51,9 +52,10 @@ _proposers: WeakKeyDictionary[LanguageModel, dict[tuple[object, ...], Proposer]]
 
 def invert(
     model: LanguageModel,
-    states: States | Float[Tensor, "*batch position d_model"],
+    states: Any,
     layer: int | str | None = None,
     *,
+    attention_mask: Any = None,
     options: InvertOptions | None = None,
     out: str | Path | None = None,
     progress: Progress = silent,
@@ -61,12 +63,13 @@ def invert(
 ) -> list[Inversion]:
     """Recover every prompt from its states at one layer.
 
-    ``states``: captured by ``model``, or a tensor (position x d_model, or prompt x position x d_model);
-    ``layer`` may be left out where they hold one layer. ``changes`` are fields of ``options``, such as
-    ``method="brute-force"``. One result a prompt, in their order; with ``out``, a run folder, each is kept
-    there as it is found, and calling again continues. What is ``recovered`` was verified against the states,
-    position by position and as a whole. States of another model or layer are not refused here: they come back
-    as ``not_recovered`` (``states.require_made_by(model)`` refuses them at once).
+    ``states``: captured by ``model``, or whatever :func:`preimage.states_from` takes: tensors, arrays, lists
+    of them, ``outputs.hidden_states``, ``past_key_values``, with ``attention_mask``. ``layer`` may be left out
+    where they hold one layer. ``changes`` are fields of ``options``, such as ``observe="keys"`` (what was
+    seen), ``prefix="…"`` (known text before the first state) or ``method="brute-force"``. One result a prompt, in their order; with ``out``, a run
+    folder, each is kept there as it is found, and calling again continues. What is ``recovered`` was verified
+    against the states, position by position and as a whole. States of another model or layer are not refused
+    here: they come back as ``not_recovered`` (``states.require_made_by(model)`` refuses them at once).
 
     Cost: about two forward passes over a prompt with a lens; at worst a test of the whole vocabulary at every
     position. The first call for a model and layer also measures noise and builds what proposes.
@@ -80,10 +83,7 @@ def invert(
     """
     began = time.perf_counter()
     chosen = replace(options or InvertOptions(), **changes)
-    if isinstance(states, Tensor):
-        if layer is None:
-            raise LayerError("A bare tensor does not say its layer.", "Give layer=.")
-        states = States.from_tensor(states, parse_layer(layer, model.n_layers))
+    states = states_from(states, model, layer, observe=chosen.observe, attention_mask=attention_mask)
     at = _choose_layer(states, layer, model.n_layers)
     if chosen.prove and states.positions != "all":
         raise OptionError("These states keep the last position alone.", "Prove states of every position.")
@@ -92,7 +92,8 @@ def invert(
     tap = states.observation.tap(at, model.n_layers)
     verifier = Verifier(model, tap, noise=noise_of(model, (tap,))[tap], tolerance=chosen.tolerance)
     verifier.require_above_noise(states.at(0, at).dtype)
-    work = _Inverting(model, states, verifier, chosen)
+    known = _known_tokens(model, chosen.prefix)
+    work = _Inverting(model, states, verifier, chosen, known)
     states.require_finite(at)  # before any work is done
     plan = {
         "command": "invert",
@@ -118,6 +119,14 @@ def invert(
     return in_order
 
 
+def _known_tokens(model: LanguageModel, prefix: str | Sequence[int]) -> tuple[int, ...]:
+    """The ids of a known prefix, text as the tokenizer makes it where it stands first."""
+    if not prefix:
+        return ()
+    given = prefix if isinstance(prefix, str) else tuple(prefix)
+    return tuple(encode_all(model, [given])[0])
+
+
 def _choose_layer(states: States, layer: int | str | None, n_layers: int) -> Layer:
     if layer is not None:
         return parse_layer(layer, n_layers)
@@ -131,9 +140,17 @@ class _Inverting:
     """How the prompts of one call are inverted: in shared passes by the fast engine, or one by one."""
 
     def __init__(
-        self, model: LanguageModel, states: States, verifier: Verifier, options: InvertOptions
+        self,
+        model: LanguageModel,
+        states: States,
+        verifier: Verifier,
+        options: InvertOptions,
+        known: tuple[int, ...] = (),
     ) -> None:
         self._model, self._states, self._verifier, self._options = model, states, verifier, options
+        self._known = known  # tokens before the first state
+        tap = verifier.tap
+        self._own = model.states(torch.tensor([known]), (tap,))[tap][0] if known else None
         self._engine: FastInverter | None = None
         self._patient: FastInverter | None = None  # which tries the whole vocabulary before it gives up
         self._evidence: Evidence | None = None
@@ -167,12 +184,12 @@ class _Inverting:
 
     def invert(self, indices: tuple[int, ...], progress: Progress) -> Iterator[Inversion]:
         """The results of one batch, one after another."""
-        observed = [self._states.at(index, self._verifier.layer) for index in indices]
+        observed = [self._observed(index) for index in indices]
         before = self._model.forward_tokens
         budgets = [self._budget(len(one)) for one in observed]
         clock = budgets[0]
         if self._engine is not None:
-            outcomes = self._engine.run(observed, budgets)
+            outcomes = self._engine.run(observed, budgets, self._known)
         elif self._states.positions == "last":
             outcomes = [invert_last(self._model, observed[0], self._verifier, budgets[0])]
         else:
@@ -192,7 +209,14 @@ class _Inverting:
                 result = self._proved(result, one, progress)
             if result.status in ("recovered", "ambiguous"):
                 result = with_exact_reading(result)
-            yield replace(result, proposer=self._proposer)
+            result = without_prefix(result, len(self._known), self._model)
+            place = "final" if result.layer == "final" else self._states.observation.place
+            yield replace(result, proposer=self._proposer, observe=place)
+
+    def _observed(self, index: int) -> Float[Tensor, "position d"]:
+        """The states of a prompt, behind those of the known tokens before it."""
+        states = self._states.at(index, self._verifier.layer)
+        return states if self._own is None else torch.cat([self._own.to(states), states])
 
     def _by_evidence(self, result: Inversion, observed: Tensor, *, handed_on: bool) -> Inversion:
         """What a prompt is by evidence, where none reproduces its states; at last, the whole search after all.
@@ -203,12 +227,12 @@ class _Inverting:
         model, budget = self._model, self._budget(len(observed))
         before = model.forward_tokens
         if self._evidence is None:
-            proposer = _proposer(model, self._verifier.layer, self._options.chosen_proposers)
+            proposer = _proposer(model, self._verifier.tap, self._options.chosen_proposers)
             self._evidence = Evidence(model, self._verifier, proposer)
-        verified = () if handed_on else result.token_ids
-        found, explained = self._evidence.decide(result, observed, budget, verified)
+        settled = self._known if handed_on else result.token_ids
+        found, explained = self._evidence.decide(result, observed, budget, settled, len(self._known))
         if handed_on and found.status == "not_recovered" and not explained and self._patient is not None:
-            (outcome,) = self._patient.run([observed], [budget])
+            (outcome,) = self._patient.run([observed], [budget], self._known)
             searched = make_result(model, outcome, self._verifier, self._options, budget.tests, 0.0, 0)
             reason = f"{searched.reason} {found.reason}".strip()
             found = replace(searched, reading=found.reading, reason=reason)

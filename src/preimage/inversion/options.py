@@ -71,6 +71,8 @@ class InvertOptions:
         Observation.of(self.observe)  # which refuses what is unknown
         if self.method not in METHODS:
             raise OptionError(f"Method {self.method!r} is not known.", f"Use {', '.join(METHODS)}.")
+        if self.prefix and self.method != "fast":
+            raise OptionError(f"Method {self.method} takes no known prefix.", "Use the method fast.")
         if self.published_cost and self.method == "fast":
             raise OptionError("published_cost is SIPIT's or brute force's.", "Choose one of them as method.")
         if self.proposers is not None:

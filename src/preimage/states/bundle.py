@@ -8,12 +8,12 @@ from __future__ import annotations
 import shutil
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from preimage.errors import BundleError, PreimageError, StatesError, UnwritableError
 from preimage.layers import CONVENTION, Layer
 from preimage.observations import Observation
-from preimage.states.layout import Group, Layout
+from preimage.states.layout import Group, KeptPositions, Layout
 from preimage.states.states import DTYPES, States
 from preimage.storage import MANIFEST, SCHEMA, TENSORS, read_manifest, sha256_file, unusable, write_json
 from preimage.storage.tensor_file import TensorFileReader, TensorFileWriter
@@ -134,8 +134,10 @@ def _layout(manifest: dict[str, Any]) -> Layout:
     members = sorted(i for group in groups for i in group.prompts)
     if members != list(range(len(members))):
         raise ValueError("its groups do not number the prompts 0..n-1")
-    if manifest["positions"] not in ("all", "last"):
-        raise ValueError(f"positions {manifest['positions']!r} is neither all nor last")
+    if manifest["positions"] not in get_args(KeptPositions):
+        raise ValueError(
+            f"positions {manifest['positions']!r} is none of {', '.join(get_args(KeptPositions))}"
+        )
     layers = tuple(_layer(layer) for layer in manifest["layers"])
     return Layout(groups, layers, manifest["positions"], int(manifest["d_model"]))
 
@@ -148,7 +150,7 @@ def _observation(where: Any, layout: Layout) -> Observation:
     if where is None:
         return Observation()
     try:
-        observation = Observation(where["place"], where["rotary"])
+        observation = Observation.from_dict(where)
         if observation.place == "final":
             raise ValueError("its observation is final, which is a layer")
         for layer in layout.layers:

@@ -10,11 +10,15 @@ from typing import Literal, NamedTuple, TypeAlias
 from preimage.errors import StatesError
 from preimage.layers import Layer
 
-KeptPositions: TypeAlias = Literal["all", "last"]
+# Every position of a prompt, its last alone, or the mean over all of them: one vector a prompt.
+KeptPositions: TypeAlias = Literal["all", "last", "mean"]
 
 
 class Group(NamedTuple):
-    """Prompts of one length; row r of the group's tensors belongs to prompt ``prompts[r]``."""
+    """Prompts of one length; row r of the group's tensors belongs to prompt ``prompts[r]``.
+
+    The length is 0 where one vector is all that is known of a prompt.
+    """
 
     length: int
     prompts: tuple[int, ...]
@@ -22,7 +26,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Groups in ascending length, the layers kept, and whether every position or only the last is."""
+    """Groups in ascending length, the layers kept, and whether every position or one vector a prompt is."""
 
     groups: tuple[Group, ...]
     layers: tuple[Layer, ...]

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from preimage.errors import BundleError, LayerError, StatesError
 from preimage.layers import Layer
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, ModelPreview
 from preimage.observations import Observation
+from preimage.states.caches import observed_width
 from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
 from preimage.storage.tensor_file import TensorFileReader, tensor_bytes
 
 _ROWS = 256  # prompts looked at together
+_RESIDUAL = Observation()  # what a capture keeps
 # The types states are kept in, by the names a manifest has for them.
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -52,7 +54,9 @@ class States:
     """States at chosen layers of a set of prompts, made by :func:`preimage.capture` or :meth:`from_tensor`.
 
     ``layers`` are those kept, ``positions`` says whether every position of a prompt is or its last alone
-    ("all", "last"), ``d_model`` is the width of a state, ``lengths`` has every prompt's length in tokens.
+    ("all", "last"; "mean": one vector over all of them), ``d_model`` is the width of a state, ``lengths`` has
+    every prompt's length in tokens, 0 where a single vector does not tell it. ``observation`` says what was
+    seen: the residual stream, or keys and values, or what became of them since.
     ``token_ids`` is None where they were withheld; ``model`` is the identity of the model that made the
     states, None for tensors that came from elsewhere; ``noise_floor`` maps a layer to the largest relative
     difference |h - h'| / |h| seen when the same prompts were computed in other shapes; ``prompts`` says where
@@ -76,7 +80,7 @@ class States:
         noise_floor: Mapping[Layer, float],
         dtype: torch.dtype,
         prompts: Mapping[str, Any] | None = None,
-        observation: Observation | None = None,
+        observation: Observation = _RESIDUAL,
     ) -> None:
         self.layout, self.store, self.dtype = layout, store, dtype
         self.layers, self.d_model, self.lengths = layout.layers, layout.d_model, layout.lengths
@@ -85,7 +89,9 @@ class States:
         self.model = None if model is None else dict(model)
         self.noise_floor = dict(noise_floor)
         self.prompts = None if prompts is None else dict(prompts)
-        self.observation = observation or Observation()
+        if layout.positions != observation.positions and layout.positions != "all":
+            observation = observation.changed(positions=layout.positions)
+        self.observation = observation
 
     def __len__(self) -> int:
         return self.layout.count
@@ -129,8 +135,9 @@ class States:
         bad = (~torch.isfinite(states).all(dim=-1)).nonzero()
         if len(bad):
             position = int(bad[0]) if self.positions == "all" else self.lengths[prompt] - 1
+            where = f", position {position}" if position >= 0 else ""  # of one vector nobody knows it
             raise StatesError(
-                f"Prompt {prompt}, layer {layer}, position {position} holds NaN or infinity.",
+                f"Prompt {prompt}, layer {layer}{where} holds NaN or infinity.",
                 "Capture it again, in float32 if a half-precision model overflowed.",
             )
         return states
@@ -157,20 +164,23 @@ class States:
                 f"Load that model{f' with dtype {theirs}' if theirs != ours else ''}, or allow any model.",
             )
 
-    def require_width(self, model: LanguageModel) -> None:
+    def require_width(self, model: LanguageModel | ModelPreview) -> None:
         """Refuse a model whose states cannot be compared with these at all."""
-        self.require_sizes(model.name, model.d_model, model.max_length)
-        if self.observation.place != "residual":
-            tap = self.observation.tap(self.layers[0], model.n_layers)
-            self._require_width(model.name, model.width(tap))
+        name = getattr(model, "name", "this model")
+        seen, width = self.observation, 0
+        if seen.place != "residual" and isinstance(model, LanguageModel) and seen.kept is None:
+            width = model.width(seen.tap(self.layers[0], model.n_layers))
+        self.require_sizes(name, width or observed_width(model, seen), model.max_length)
 
-    def require_sizes(self, name: str, d_model: int, max_length: int | None) -> None:
-        """Refuse a model of another width, or of fewer positions than these states have.
-
-        How wide anything but the residual stream is, only the loaded model says.
-        """
-        if self.observation.place == "residual":
-            self._require_width(name, d_model)
+    def require_sizes(self, name: str, width: int, max_length: int | None) -> None:
+        """Refuse a model of another width, or of fewer positions than these states have."""
+        if self.d_model != width:
+            names = {"keys": "keys", "values": "values", "kv": "keys and values"}
+            seen = names.get(self.observation.place, "states")
+            raise StatesError(
+                f"These {seen} are {self.d_model} wide, those of {name} are {width}.",
+                "Use the model that made them.",
+            )
         longest = max(self.lengths, default=0)
         if max_length is not None and longest > max_length:
             raise StatesError(
@@ -195,32 +205,34 @@ class States:
     @classmethod
     def from_tensor(
         cls,
-        tensor: Tensor,
+        tensor: Tensor | Sequence[Tensor],
         layer: Layer,
         model: LanguageModel | None = None,
-        observe: str | Observation | None = None,
+        *,
+        observation: Observation = _RESIDUAL,
     ) -> States:
-        """Wrap a tensor somebody already has: positions x d, or prompts x positions x d; refuse any other.
+        """Wrap what somebody already has: positions x d, prompts x positions x d, or a list of positions x d.
 
-        ``observe``: what it holds where that is not the residual stream, such as ``"keys"``, heads side by
-        side.
+        Where ``observation.positions`` is "last" or "mean" every prompt has one row.
         """
-        if tensor.ndim not in (2, 3) or tensor.dtype not in DTYPES.values() or tensor.numel() == 0:
-            raise StatesError(
-                f"A tensor of shape {tuple(tensor.shape)} and type {tensor.dtype} holds no states.",
-                "Give floating-point positions x d_model, or prompts x positions x d_model.",
-            )
-        seen = Observation.of(observe)
-        if seen.place == "final":  # which is a layer
-            layer, seen = "final", seen.changed(place="residual")
-        batch = tensor if tensor.ndim == 3 else tensor[None]
-        layout = Layout(group_by_length([batch.shape[1]] * batch.shape[0]), (layer,), "all", batch.shape[2])
-        store = MemoryStore({tensor_name(layer, 0): batch.contiguous()})
-        made_by = model.identity.to_dict() if model else None
+        for part in (tensor,) if isinstance(tensor, Tensor) else tensor:
+            allowed = (2, 3) if part is tensor else (2,)
+            if part.ndim not in allowed or part.dtype not in DTYPES.values() or part.numel() == 0:
+                raise StatesError(
+                    f"A tensor of shape {tuple(part.shape)} and type {part.dtype} holds no states.",
+                    "Give floating-point positions x d_model, or prompts x positions x d_model.",
+                )
+        layout, batches = _lay_out(tensor, layer, observation.positions)
+        store = MemoryStore({tensor_name(layer, index): batch for index, batch in enumerate(batches)})
         states = cls(
-            layout, store, token_ids=None, model=made_by, noise_floor={}, dtype=tensor.dtype,
-            observation=seen,
-        )  # fmt: skip
+            layout,
+            store,
+            token_ids=None,
+            model=model.identity.to_dict() if model else None,
+            noise_floor={},
+            dtype=batches[0].dtype,
+            observation=observation,
+        )
         if model is not None:
             states.require_width(model)
         for prompt in range(len(states)):
@@ -231,3 +243,24 @@ class States:
         if layer not in self.layers:
             kept = ", ".join(map(str, self.layers))
             raise LayerError(f"Layer {layer!r} was not captured.", f"These states hold layer {kept}.")
+
+
+def _lay_out(tensor: Tensor | Sequence[Tensor], layer: Layer, positions: str) -> tuple[Layout, list[Tensor]]:
+    """Where the states of every prompt go, and the tensor of every group of them."""
+    if isinstance(tensor, Tensor):
+        batch = tensor if tensor.ndim == 3 else tensor[None]
+        lengths = [batch.shape[1]] * batch.shape[0]
+        groups, batches = group_by_length(lengths), [batch.contiguous()]
+    else:
+        lengths = [len(prompt) for prompt in tensor]
+        groups = group_by_length(lengths)
+        batches = [torch.stack([tensor[prompt] for prompt in group.prompts]) for group in groups]
+    kept: KeptPositions = "last" if positions == "last" else "mean" if positions == "mean" else "all"
+    if kept != "all":
+        if set(lengths) != {1}:
+            raise StatesError(
+                f"Prompts of {max(lengths)} positions were given, and positions {kept!r}.",
+                "Give one vector a prompt, or positions 'all'.",
+            )
+        groups = group_by_length([0] * len(lengths))
+    return Layout(groups, (layer,), kept, batches[0].shape[-1]), batches

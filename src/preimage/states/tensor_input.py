@@ -1,56 +1,243 @@
-"""Tensors people already have, read from safetensors or npy files; pickles are never opened."""
+"""States in files people have: safetensors, npy, npz, and what torch.save wrote of plain tensors.
+
+A file is data from a stranger: no code in it is run, and what it claims is held against its size before any
+memory is taken.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from preimage.errors import StatesError
+from preimage.errors import LayerError, StatesError, first_line
 from preimage.storage.tensor_file import TensorFileReader
 
+MASKS = ("attention_mask", "mask")  # names by which a mask is known
+_GROWTH = 100  # numbers do not compress so well; a file that grows so much was made to fill the memory
+# Names that say a layer, such as hidden_states.15, layer_15 and 15; those of modules count from 0 and do not.
+_NUMBERED = re.compile(r"(hidden_states?[._/-]?|layers?[._/-]?)?0*(\d+|final)", re.IGNORECASE)
+# A tensor, or several: prompts of several lengths, all of hidden_states, or the keys and values of a cache.
+Held: TypeAlias = Tensor | list[Any]
 
-def read_tensor(path: str | Path, key: str | None = None) -> Tensor:
-    """The tensor in a file; ``key`` names it where a safetensors file holds several."""
+
+class StatesFile(NamedTuple):
+    """What a file holds: states as :func:`preimage.states_from` takes them, a mask, and the states' name."""
+
+    states: Held
+    mask: Tensor | None
+    key: str | None
+
+
+def read_states_file(
+    path: str | Path, key: str | None = None, mask_key: str | None = None, layer: int | str | None = None
+) -> StatesFile:
+    """The states in a file, and the attention mask beside them.
+
+    ``key`` names the states where a file holds several tensors; else a name such as ``hidden_states.15``
+    that says ``layer``. ``mask_key`` names the mask; else ``attention_mask`` or ``mask``, if one is there.
+    """
     path = Path(path)
     if not path.is_file():
         raise StatesError(f"There is no file {path}.", "Check the path.")
-    if path.suffix.lower() == ".safetensors":
-        return _from_safetensors(path, key)
-    if path.suffix.lower() == ".npy":
-        return _from_npy(path)
-    raise StatesError(
-        f"{path.name} is neither .safetensors nor .npy.",
-        "Save the tensor with safetensors.torch.save_file or numpy.save; pickles are never opened.",
-    )
-
-
-def _from_safetensors(path: Path, key: str | None) -> Tensor:
-    reader = TensorFileReader(path)
-    names = sorted(reader.shapes)
-    if key is None and len(names) == 1:
-        key = names[0]
-    if key is None or key not in reader.shapes:
+    read = _READERS.get(path.suffix.lower())
+    if read is None:
         raise StatesError(
-            f"{path.name} holds no tensor {key!r}." if key else f"{path.name} holds {len(names)} tensors.",
-            f"Name one of {', '.join(names[:8])}{' …' if len(names) > 8 else ''} with --key.",
+            f"{path.name} is none of {', '.join(_READERS)}.",
+            "Save the states with safetensors.torch.save_file, numpy.save or torch.save.",
         )
-    shape = reader.shapes[key]
-    if not shape:
-        raise StatesError(f"{key!r} is a single number.", "Give positions x d_model.")
-    return reader.rows(key, 0, shape[0])
+    held = read(path)
+    if not isinstance(held, _Named):
+        if key is not None or mask_key is not None:
+            raise StatesError(f"{path.name} holds nothing by a name.", "Leave out the key.")
+        return StatesFile(held, None, None)
+    mask = _choose_mask(path, held.names, mask_key)
+    name = _choose(path, [one for one in held.names if one not in (mask, *MASKS)], held.names, key, layer)
+    return StatesFile(held.get(name), None if mask is None else _tensor(path, held.get(mask)), name)
+
+
+class _Named(NamedTuple):
+    """Tensors by name, each read when it is asked for."""
+
+    names: list[str]
+    get: Callable[[str], Held]
+
+
+def _choose_mask(path: Path, names: list[str], mask_key: str | None) -> str | None:
+    there = [name for name in MASKS if name in names]
+    if mask_key is not None:
+        if mask_key not in names:
+            raise StatesError(f"{path.name} holds no tensor {mask_key!r}.", _name_one(names, "--mask-key"))
+        return mask_key
+    if len(there) > 1:
+        raise StatesError(f"{path.name} holds {' and '.join(there)}.", _name_one(there, "--mask-key"))
+    return there[0] if there else None
+
+
+def _choose(
+    path: Path, candidates: list[str], names: list[str], key: str | None, layer: int | str | None
+) -> str:
+    """The name of the states: the one given, the only one, or the only one that says the layer."""
+    if key is not None:
+        if key in names:
+            return key
+        raise StatesError(f"{path.name} holds no tensor {key!r}.", _name_one(names, "--key"))
+    if len(candidates) == 1:
+        return candidates[0]
+    said = {name: match.groups() for name in candidates if (match := _NUMBERED.fullmatch(name))}
+    layers = {int(number) for kind, number in said.values() if number.isdecimal() and _is_hidden(kind)}
+    whole = len(layers) > 1 and layers == set(range(max(layers) + 1))  # all of outputs.hidden_states
+    fitting = [
+        name
+        for name, (kind, number) in said.items()
+        if number == str(layer)
+        or (whole and _is_hidden(kind) and (layer, number) == ("final", str(max(layers))))
+    ]
+    if len(fitting) != 1:
+        raise StatesError(f"{path.name} holds {len(names)} tensors.", _name_one(names, "--key"))
+    kind, number = said[fitting[0]]
+    if whole and _is_hidden(kind) and layer != "final" and int(number) == max(layers):
+        raise LayerError(
+            f"{fitting[0]} is the last of hidden_states: what leaves the final norm.",
+            "Ask for layer final, or name it with --key.",
+        )
+    return fitting[0]
+
+
+def _is_hidden(kind: str | None) -> bool:
+    return kind is not None and kind.lower().startswith("hidden")
+
+
+def _name_one(names: list[str], option: str) -> str:
+    listed = ", ".join(names[:8]) or "none"
+    return f"Name one of {listed}{' …' if len(names) > 8 else ''} with {option}."
+
+
+def _from_safetensors(path: Path) -> _Named:
+    reader = TensorFileReader(path)
+
+    def get(name: str) -> Tensor:
+        shape = reader.shapes[name]
+        if not shape:
+            raise StatesError(f"{name!r} is a single number.", "Give positions x d_model.")
+        return reader.rows(name, 0, shape[0])
+
+    return _Named(sorted(reader.shapes), get)
 
 
 def _from_npy(path: Path) -> Tensor:
     try:
         with np.errstate(over="raise"):  # a shape the file cannot hold fails here, before any memory
             array = np.lib.format.open_memmap(path, mode="r")
-        native = array.dtype.newbyteorder("=")
-        return torch.from_numpy(np.array(array, dtype=native, order="C"))
+        return _own(array)
     except (ValueError, OSError, TypeError, ArithmeticError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        raise _no_array(path, error) from error
+
+
+def _from_npz(path: Path) -> _Named:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _check_growth(path, archive)
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        raise _no_array(path, error) from error
+
+    def get(name: str) -> Tensor:
+        try:
+            with zipfile.ZipFile(path) as archive, archive.open(members[name]) as file:
+                version = np.lib.format.read_magic(file)
+                old = version == (1, 0)
+                read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(file)
+                if math.prod(shape) * dtype.itemsize != members[name].file_size - file.tell():
+                    raise ValueError(f"its shape {shape} is not what it holds")
+            with np.load(path, allow_pickle=False) as arrays:
+                return _own(arrays[name])
+        except _DAMAGED as error:
+            raise _no_array(path, error) from error
+
+    return _Named(sorted(members), get)
+
+
+# What reading a damaged or hostile archive may raise.
+_DAMAGED = (ValueError, OSError, TypeError, ArithmeticError, KeyError, EOFError, MemoryError,
+            NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)  # fmt: skip
+
+
+def _own(array: Any) -> Tensor:
+    """A tensor of one's own, not a view of a file."""
+    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+
+
+def _no_array(path: Path, error: Exception) -> StatesError:
+    reason = first_line(error).rstrip(".")
+    return StatesError(
+        f"{path.name} cannot be read as a plain array: {reason}.", "Save it with numpy.save as floats."
+    )
+
+
+def _check_growth(path: Path, archive: zipfile.ZipFile) -> None:
+    if sum(info.file_size for info in archive.infolist()) > _GROWTH * path.stat().st_size:
+        raise ValueError("it would grow more than a hundredfold")
+
+
+def _from_torch(path: Path) -> Held | _Named:
+    """What ``torch.save`` wrote: a tensor, a list of them, or a dict of them; anything else is refused."""
+    try:
+        zipped = zipfile.is_zipfile(path)
+        if zipped:
+            with zipfile.ZipFile(path) as archive:
+                if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
+                    raise ValueError("it is compressed, which torch.save never does")
+        held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except Exception as error:  # whatever a stranger's bytes make the unpickler stumble over
         raise StatesError(
-            f"{path.name} cannot be read as a plain array: {reason}.", "Save it with numpy.save as floats."
+            f"{path.name} cannot be read as plain tensors: {type(error).__name__}.",
+            "Only tensors, and lists and dicts of them, are read, never objects: save them with safetensors.",
         ) from error
+    if not isinstance(held, Mapping):
+        return _checked(path, held)
+    by_name = {str(name): value for name, value in held.items() if isinstance(value, Tensor | list | tuple)}
+    names = [str(name) for name in held]
+    if len(set(names)) < len(names):
+        raise StatesError(f"{path.name} holds two things by one name.", "Save it with other names.")
+    if not by_name:
+        raise StatesError(f"{path.name} holds a dict without tensors.", "Save the tensors in one flat dict.")
+    return _Named(list(by_name), lambda name: _checked(path, by_name[name]))
+
+
+def _checked(path: Path, held: Any) -> Held:
+    """Tensors that are really in the file: they may claim shapes over few numbers that repeat."""
+    parts = held if isinstance(held, list | tuple) else [held]
+    tensors = [one for part in parts for one in (part if isinstance(part, list | tuple) else [part])]
+    if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
+        raise StatesError(
+            f"{path.name} holds a {type(held).__name__} that is not of tensors.",
+            "Save a tensor, a list of tensors, or a flat dict.",
+        )
+    claimed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if any(tensor.layout != torch.strided for tensor in tensors) or claimed > path.stat().st_size:
+        raise StatesError(f"{path.name} does not hold all numbers of its tensors.", "Save dense tensors.")
+    return held if isinstance(held, Tensor) else list(held)
+
+
+def _tensor(path: Path, held: Held) -> Tensor:
+    if isinstance(held, Tensor):
+        return held
+    raise StatesError(f"The mask in {path.name} is a list.", "Save prompt x position of 0 and 1.")
+
+
+_READERS: dict[str, Callable[[Path], Held | _Named]] = {
+    ".safetensors": _from_safetensors,
+    ".npy": _from_npy,
+    ".npz": _from_npz,
+    **dict.fromkeys((".pt", ".pth", ".bin"), _from_torch),
+}

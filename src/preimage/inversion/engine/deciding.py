@@ -35,42 +35,38 @@ class Evidence:
         result: Inversion,
         observed: Float[Tensor, "position d"],
         budget: Budget,
-        verified: Sequence[int],
+        settled: Sequence[int],
+        known: int,
     ) -> tuple[Inversion, bool]:
         """The result with its reading, `likely` where it is; and whether it is known what the states are.
 
-        ``verified``: the tokens that fit exactly, from the left; behind them a state was changed.
+        ``settled``: tokens from the left that are known, the first ``known`` of them, or fit exactly. Behind
+        some that fit exactly a state was changed, and nothing is likely.
         """
-        looks = (
-            Diagnosis() if verified else diagnose(self._model, observed, self._verifier.layer, self._proposer)
-        )
+        clean = len(settled) > known
+        looks = Diagnosis()
+        if not settled:
+            looks = diagnose(self._model, observed, self._verifier.tap, self._proposer)
         if looks.words:
             reading = self._read_as(looks, observed, budget)
             return replace(result, reading=reading, reason=f"Nothing fits at once. {looks.words}"), True
-        read = self._reader.read(observed, budget, verified)
-        verdict = judge(read, len(verified))
-        if verdict.likely and not verified:
+        read = self._reader.read(observed, budget, settled)
+        verdict = judge(read, len(settled))
+        if verdict.likely and not clean:
             return self._likely(result, read, verdict.words), True
-        confidence = cautious(read.confidence, len(verified))
         reason = verdict.words
-        if not verified and looks.away > _NOTHING:
+        if looks.away > _NOTHING:
             reason += f" They look like no layer of {self._model.name}: another model's, or changed."
-        return (
-            replace(result, reading=self._reading(read.ids, confidence), reason=result.reason or reason),
-            False,
-        )
+        reading = self._reading(read.ids, cautious(read.confidence, len(settled)))
+        return replace(result, reading=reading, reason=result.reason or reason), False
 
     def _likely(self, result: Inversion, read: Read, words: str) -> Inversion:
         reading = self._reading(read.ids, read.confidence)
         positions = []
         for index, (token, away) in enumerate(zip(read.ids, read.distances, strict=True)):
-            weighed = read.weighed[index]
-            assert weighed is not None, "every position was read"
-            others = sorted(
-                (distance, other)
-                for other, distance in zip(weighed.tokens, weighed.distances, strict=True)
-                if other != token
-            )
+            weighed = read.weighed[index]  # None of a known token
+            tried = [] if weighed is None else zip(weighed.distances, weighed.tokens, strict=True)
+            others = sorted((distance, other) for distance, other in tried if other != token)
             rival_away, rival = others[0] if others else (None, None)
             radius = read.radii[index]
             positions.append(

@@ -80,20 +80,28 @@ class FastInverter:
         if longest <= _BESIDE or self._together:
             self._apart.takes_branches(longest)
 
-    def run(self, observed: Sequence[Float[Tensor, "_ d_model"]], budgets: Sequence[Budget]) -> list[Outcome]:
-        """One outcome a prompt; prompts may differ in length."""
+    def run(
+        self,
+        observed: Sequence[Float[Tensor, "_ d_model"]],
+        budgets: Sequence[Budget],
+        known: Sequence[int] = (),
+    ) -> list[Outcome]:
+        """One outcome a prompt; prompts may differ in length, and all begin with the known tokens."""
         with torch.inference_mode():
             lengths = torch.tensor([len(states) for states in observed], device=self._model.device)
             padded = pad_sequence(list(observed), batch_first=True).to(self._model.device)
             valid = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
             scores = self._proposer.score(padded, valid)
-            target = self._verifier.target(padded)
+            target = self._verifier.given(self._verifier.target(padded), len(known))
             ids, second = (tokens.cpu() for tokens in scores.best_two())
+            ids[:, : len(known)] = torch.tensor(known, dtype=ids.dtype)
             make_prefix = partial(self._model.prefix, self._verifier.tap)
             jobs = [
                 Job(i, padded[i, :n], target[i, :n], ids[i, :n], second[i, :n], budget, make_prefix)
                 for i, (n, budget) in enumerate(zip(lengths.tolist(), budgets, strict=True))
             ]
+            for job in jobs:
+                job.known = len(known)
             if self._together:
                 self._run_together(jobs, target, scores)
             else:

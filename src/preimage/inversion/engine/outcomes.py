@@ -95,6 +95,23 @@ def with_exact_reading(result: Inversion) -> Inversion:
     return replace(result, reading=Reading(result.token_ids, result.text, agree))
 
 
+def without_prefix(result: Inversion, known: int, model: LanguageModel) -> Inversion:
+    """The result of the tokens behind known ones alone."""
+    if not known:
+        return result
+    ids, reading = result.token_ids[known:], result.reading
+    read = reading.token_ids[known:]
+    return replace(
+        result,
+        token_ids=ids,
+        text=model.decode(ids),
+        positions=tuple(one._replace(index=one.index - known) for one in result.positions[known:]),
+        reading=Reading(read, model.decode(read), reading.confidence[known:]),
+        alternatives=tuple(prompt[known:] for prompt in result.alternatives),
+        failed_position=None if result.failed_position is None else result.failed_position - known,
+    )
+
+
 def say_how(result: Inversion, vocab_size: int) -> Inversion:
     """Say how it is known that nothing else fits."""
     whole = [position.tests >= vocab_size for position in result.positions]

@@ -84,7 +84,7 @@ class _Reading:
     ) -> None:
         self._model, self._verifier, self._apart = model, verifier, apart
         self._observed = observed.to(model.device)
-        self._statistics: Statistics = statistics_of(model, verifier.layer)
+        self._statistics: Statistics = statistics_of(model, verifier.tap)
         self._target: Target = verifier.target(self._observed)
         calm = self._statistics.denoised(self._observed.float())
         valid = torch.ones(1, len(observed), dtype=torch.bool, device=model.device)
@@ -97,7 +97,7 @@ class _Reading:
         self._sinks = self._statistics.sinks(self._observed).tolist()
         self._levels = {kind: Level(observed.shape[-1]) for kind in (False, True)}
         self._expect_noise()
-        self._prefix: Prefix = model.prefix(verifier.layer)
+        self._prefix: Prefix = model.prefix(verifier.tap)
         self._expectation = Expectation(model)
         self._weighed: list[Weighed | None] = [None] * len(observed)
         self._tests = [0] * len(observed)
@@ -184,7 +184,7 @@ class _Reading:
         self, tokens: Int[Tensor, " candidate"], followers: int
     ) -> Float[Tensor, " candidate"]:
         """The log likelihood of each first token, together with the tokens that were read behind it."""
-        tap = self._verifier.layer
+        tap = self._verifier.tap
         target = self._target[: 1 + followers]
         floors = target.radius.to(torch.float64) / 4
         directions = torch.tensor([self._levels[sink].directions for sink in self._sinks[: 1 + followers]])
@@ -313,7 +313,7 @@ class _Reading:
 
     def _conclude(self, known: int, finished: bool) -> Read:
         """The prompt as it was read, and what a plain pass over the whole of it leaves unexplained."""
-        tap = self._verifier.layer
+        tap = self._verifier.tap
         states = self._verifier.observe(self._model.states(self._ids[None], (tap,))[tap][0])
         residual = self._observed.double() - states.double()
         if self._target.weights is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -137,6 +137,14 @@ class Verifier:
             low, high = rounding_cell(observed.to(stored))
             low, high = low.to(exact.device), high.to(exact.device)
         return Target(low, high, weights.to(torch.float64), radius, (1 + _SLACK) * radius)
+
+    def given(self, target: Target, rows: int) -> Target:
+        """The same, with so many first positions that are not compared: their tokens are known."""
+        if not rows:
+            return target
+        radius, reach = target.radius.clone(), target.reach.clone()
+        radius[..., :rows], reach[..., :rows] = math.inf, 0.0  # everything fits, and nothing else can
+        return replace(target, radius=radius, reach=reach)
 
     def distances(
         self, prefix: CandidatePrefix, ids: Int[Tensor, " candidate"], target: Target
