@@ -81,7 +81,7 @@ def invert(
     states.require_width(model)
     # what is allowed comes from this model on this machine, never from what came with the states
     verifier = Verifier(model, at, noise=noise_of(model, at)[at], tolerance=chosen.tolerance)
-    verifier.require_above_noise(states.at(0, at).dtype)
+    verifier.require_above_noise(states.at(0, at))
     work = _Inverting(model, states, verifier, chosen)
     states.require_finite(at)  # before any work is done
     plan = {

@@ -2,6 +2,7 @@
 
 from preimage.states.bundle import open_states
 from preimage.states.capture import capture, encode_all
+from preimage.states.codecs import Cells, dequantised, may_be_stored, stored_cells
 from preimage.states.layout import group_by_length
 from preimage.states.noise import (
     SAFETY,
@@ -15,25 +16,22 @@ from preimage.states.noise import (
     safety,
     tempered,
 )
-from preimage.states.observation import (
-    Observation,
-    residual_stream,
-    rounding_cell,
-    storage_roundoff,
-    stored_type,
-)
+from preimage.states.observation import View, residual_stream, undone, view
 from preimage.states.states import States
 from preimage.states.tensor_input import read_tensor
 
 __all__ = [
     "SAFETY",
+    "Cells",
     "Noise",
-    "Observation",
     "States",
+    "View",
     "calibration_prompts",
     "capture",
+    "dequantised",
     "encode_all",
     "group_by_length",
+    "may_be_stored",
     "measure_noise",
     "noise_floor",
     "noise_of",
@@ -42,9 +40,9 @@ __all__ = [
     "outlier_weights",
     "read_tensor",
     "residual_stream",
-    "rounding_cell",
     "safety",
-    "storage_roundoff",
-    "stored_type",
+    "stored_cells",
     "tempered",
+    "undone",
+    "view",
 ]

@@ -80,7 +80,7 @@ class FastInverter:
             padded = pad_sequence(list(observed), batch_first=True).to(self._model.device)
             valid = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
             scores = self._proposer.score(padded, valid)
-            target = self._verifier.target(padded)
+            target = self._verifier.targets(observed)
             ids, second = (tokens.cpu() for tokens in scores.best_two())
             make_prefix = partial(self._model.prefix, self._verifier.layer)
             jobs = [
