@@ -12,7 +12,8 @@ from preimage.inversion.engine import search as search_module
 from preimage.inversion.engine import verifier as verifier_module
 from preimage.models import LanguageModel
 from preimage.prompts import PromptOptions, gather
-from preimage.states import States, noise_of, rounding_cell, stored_type
+from preimage.states import States, noise_of
+from preimage.states.observation import rounding_cell, stored_type
 from support.tiny import NAMES, VOCABULARY, build, opt_with_projection, random_ids, tiny
 
 METHODS = ("fast", "sipit", "brute-force")

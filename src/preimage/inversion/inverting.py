@@ -91,7 +91,7 @@ def invert(
     # what is allowed comes from this model on this machine, never from what came with the states
     tap = states.observation.tap(at, model.n_layers)
     verifier = Verifier(model, tap, noise=noise_of(model, (tap,))[tap], tolerance=chosen.tolerance)
-    verifier.require_above_noise(states.at(0, at).dtype)
+    verifier.require_above_noise(states.at(0, at))
     known = _known_tokens(model, chosen.prefix)
     work = _Inverting(model, states, verifier, chosen, known)
     states.require_finite(at)  # before any work is done
@@ -228,9 +228,9 @@ class _Inverting:
         before = model.forward_tokens
         if self._evidence is None:
             proposer = _proposer(model, self._verifier.tap, self._options.chosen_proposers)
-            self._evidence = Evidence(model, self._verifier, proposer)
+            self._evidence = Evidence(model, self._verifier, proposer, len(self._known))
         settled = self._known if handed_on else result.token_ids
-        found, explained = self._evidence.decide(result, observed, budget, settled, len(self._known))
+        found, explained = self._evidence.decide(result, observed, budget, settled)
         if handed_on and found.status == "not_recovered" and not explained and self._patient is not None:
             (outcome,) = self._patient.run([observed], [budget], self._known)
             searched = make_result(model, outcome, self._verifier, self._options, budget.tests, 0.0, 0)

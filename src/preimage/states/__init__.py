@@ -3,6 +3,7 @@
 from preimage.states.bundle import open_states
 from preimage.states.caches import IN_A_CACHE, observed_width
 from preimage.states.capture import capture, encode_all
+from preimage.states.codecs import Cells, dequantised, may_be_stored, stored_cells
 from preimage.states.doors import states_from
 from preimage.states.layout import group_by_length
 from preimage.states.noise import (
@@ -17,27 +18,24 @@ from preimage.states.noise import (
     safety,
     tempered,
 )
-from preimage.states.observation import (
-    Observation,
-    residual_stream,
-    rounding_cell,
-    storage_roundoff,
-    stored_type,
-)
+from preimage.states.observation import View, residual_stream, undone, view
 from preimage.states.states import States
 from preimage.states.tensor_input import StatesFile, read_states_file
 
 __all__ = [
     "IN_A_CACHE",
     "SAFETY",
+    "Cells",
     "Noise",
-    "Observation",
     "States",
     "StatesFile",
+    "View",
     "calibration_prompts",
     "capture",
+    "dequantised",
     "encode_all",
     "group_by_length",
+    "may_be_stored",
     "measure_noise",
     "noise_floor",
     "noise_of",
@@ -47,10 +45,10 @@ __all__ = [
     "outlier_weights",
     "read_states_file",
     "residual_stream",
-    "rounding_cell",
     "safety",
     "states_from",
-    "storage_roundoff",
-    "stored_type",
+    "stored_cells",
     "tempered",
+    "undone",
+    "view",
 ]

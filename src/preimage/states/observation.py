@@ -1,7 +1,8 @@
-"""What was seen of a state. An observation sits between F^l and whoever compares with it.
+"""What was seen of a state. A view sits between F^l and whoever compares with it.
 
-The raw residual stream is the identity. A rounded, projected, permuted or otherwise changed copy is another
-function of the same states: candidates are passed through it before they are compared with what was seen.
+The raw residual stream is the identity. Turned, cut or permuted copies are other functions of the same
+states: candidates are passed through them before they are compared with what was seen. What is known well
+enough to be undone is undone first, so that everybody else sees plain states.
 """
 
 from __future__ import annotations
@@ -13,13 +14,90 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from preimage.errors import OptionError, StatesError
+from preimage.observations import Observation
+
 # A map from states (rows x d_model) to what is seen of them (rows x anything).
-Observation: TypeAlias = Callable[[Tensor], Tensor]
+View: TypeAlias = Callable[[Tensor], Tensor]
+_ORTHOGONAL = 1e-4  # largest entry of R R^T - I that rounding may leave
 
 
 def residual_stream(states: Tensor) -> Tensor:
     """The state itself."""
     return states
+
+
+def view(observation: Observation) -> View:
+    """From raw rows to what an observation shows of them: turned, then cut to the kept coordinates.
+
+    Coordinates in an unknown order are seen sorted: sorted rows do not depend on the order.
+    """
+    if observation.plain:
+        return residual_stream
+    if observation.permuted:
+        return lambda states: states.sort(dim=-1).values
+    rotation = None if observation.rotation is None else _rotation(observation)
+    kept = None if observation.kept is None else torch.tensor(observation.kept)
+
+    def seen(states: Tensor) -> Tensor:
+        if rotation is not None:
+            states = (states.to(torch.float64) @ rotation.to(states.device)).to(states.dtype)
+        return states if kept is None else states[..., kept.to(states.device)]
+
+    return seen
+
+
+def undone(
+    observed: Float[Tensor, "*row seen"], observation: Observation, width: int
+) -> tuple[Float[Tensor, "*row d"], Observation]:
+    """Observed rows with known orders and rotations turned back, and what is left of the observation.
+
+    ``width``: that of the raw rows. What was cut cannot be undone: rows and observation come back as they
+    are, to be compared through :func:`view`. So do coordinates in an unknown order.
+    """
+    if observation.plain or observation.permuted:
+        return observed, observation
+    kept = observation.kept
+    if kept is not None:
+        if not kept or len(set(kept)) < len(kept) or not all(0 <= index < width for index in kept):
+            raise OptionError(
+                f"kept are not different coordinates of {width}.", f"Give each once, from 0 to {width - 1}."
+            )
+        if observed.shape[-1] != len(kept):
+            raise StatesError(
+                f"The rows have {observed.shape[-1]} coordinates and {len(kept)} are said to be kept.",
+                "Name the coordinates that the rows hold, in their order.",
+            )
+        if len(kept) < width:
+            return observed, observation
+        observed = observed[..., torch.tensor(kept, device=observed.device).argsort()]
+    if observation.rotation is not None:
+        rotation = _rotation(observation).to(observed.device)
+        if len(rotation) != width or observed.shape[-1] != width:
+            raise StatesError(
+                f"The rotation is of {len(rotation)} coordinates, states are of {width}.",
+                "Give the matrix R with which rows h were turned into h R.",
+            )
+        observed = (observed.to(torch.float64) @ rotation.T).to(_at_least_single(observed.dtype))
+    return observed, observation.changed(kept=None, rotation=None)
+
+
+def _at_least_single(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _rotation(observation: Observation) -> Float[Tensor, "d d"]:
+    """The matrix in float64, if it is one that keeps lengths."""
+    matrix = torch.as_tensor(observation.rotation).detach().to(torch.float64)
+    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise OptionError(f"The rotation is of shape {tuple(matrix.shape)}.", "Give a square matrix.")
+    away = float((matrix @ matrix.T - torch.eye(len(matrix), device=matrix.device)).abs().max())
+    if not away <= _ORTHOGONAL:
+        raise OptionError(
+            f"The rotation is not orthogonal: R R^T is off by {away:.2g}.",
+            "Give an orthogonal matrix, rows h being turned into h R.",
+        )
+    return matrix
 
 
 def storage_roundoff(stored: torch.dtype, computed: torch.dtype) -> float:
@@ -32,7 +110,7 @@ def stored_type(states: Float[Tensor, "*row d"]) -> torch.dtype:
 
     numpy has no bfloat16, so half-precision states often come as float32.
     """
-    for dtype in (torch.bfloat16, torch.float16):
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
         if _coarser(dtype, states.dtype) and bool((states.to(dtype).to(states.dtype) == states).all()):
             return dtype
     return states.dtype
@@ -45,8 +123,8 @@ def rounding_cell(states: Float[Tensor, "*row d"]) -> tuple[Float[Tensor, "*row 
     """
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[states.dtype.itemsize]
     exact = states.to(torch.float64)
-    size = states.abs()
-    bits = size.view(integers)
+    bits = states.contiguous().view(integers) & torch.iinfo(integers).max  # without the sign
+    size = bits.view(states.dtype)
     below = torch.where(bits > 0, bits - 1, bits).view(states.dtype).to(torch.float64)
     above = (bits + 1).view(states.dtype).to(torch.float64)
     size = size.to(torch.float64)

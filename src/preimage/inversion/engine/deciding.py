@@ -26,24 +26,20 @@ _NOTHING = 0.6  # median relative distance above which states look like no layer
 class Evidence:
     """Decides prompts by evidence, at one place of a model."""
 
-    def __init__(self, model: LanguageModel, verifier: Verifier, proposer: Proposer) -> None:
+    def __init__(self, model: LanguageModel, verifier: Verifier, proposer: Proposer, known: int = 0) -> None:
         self._model, self._verifier, self._proposer = model, verifier, proposer
-        self._reader = Reader(model, verifier, proposer)
+        self._known = known  # first positions that were not observed: their tokens are known
+        self._reader = Reader(model, verifier, proposer, known)
 
     def decide(
-        self,
-        result: Inversion,
-        observed: Float[Tensor, "position d"],
-        budget: Budget,
-        settled: Sequence[int],
-        known: int,
+        self, result: Inversion, observed: Float[Tensor, "position d"], budget: Budget, settled: Sequence[int]
     ) -> tuple[Inversion, bool]:
         """The result with its reading, `likely` where it is; and whether it is known what the states are.
 
-        ``settled``: tokens from the left that are known, the first ``known`` of them, or fit exactly. Behind
-        some that fit exactly a state was changed, and nothing is likely.
+        ``settled``: tokens from the left that are known or fit exactly. Behind some that fit exactly a state
+        was changed, and nothing is likely.
         """
-        clean = len(settled) > known
+        clean = len(settled) > self._known
         looks = Diagnosis()
         if not settled:
             looks = diagnose(self._model, observed, self._verifier.tap, self._proposer)
@@ -98,7 +94,7 @@ class Evidence:
         if before:
             own = self._model.states(torch.tensor([before]), (layer,))[layer][0]
             rows = torch.cat([own.to(rows), rows])
-        read = Reader(self._model, verifier, proposer).read(rows, budget, before)
+        read = Reader(self._model, verifier, proposer, len(before)).read(rows, budget, before)
         return self._reading(read.ids[len(before) :], read.confidence[len(before) :])
 
     def _reading(self, ids: Sequence[int], confidence: Sequence[float]) -> Reading:

@@ -92,7 +92,9 @@ class FastInverter:
             padded = pad_sequence(list(observed), batch_first=True).to(self._model.device)
             valid = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
             scores = self._proposer.score(padded, valid)
-            target = self._verifier.given(self._verifier.target(padded), len(known))
+            own = [one[: len(known)] for one in observed]
+            target = self._verifier.targets([one[len(known) :] for one in observed])
+            target = self._verifier.behind(torch.stack(own), target) if known else target
             ids, second = (tokens.cpu() for tokens in scores.best_two())
             ids[:, : len(known)] = torch.tensor(known, dtype=ids.dtype)
             make_prefix = partial(self._model.prefix, self._verifier.tap)

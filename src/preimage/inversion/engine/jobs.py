@@ -14,7 +14,7 @@ from torch import Tensor
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.expectation import Expectation
 from preimage.inversion.engine.search import Outcome
-from preimage.inversion.engine.verifier import FAR, Target
+from preimage.inversion.engine.verifier import Target
 from preimage.inversion.result import VerifiedPositions
 from preimage.models import Prefix
 
@@ -144,11 +144,11 @@ class Job:
         self.runners_up = [
             min(some.items(), key=itemgetter(1), default=(-1, math.inf)) for some in self.others
         ]
-        reaches = self.target.reaches
+        fars = self.target.fars
         return [
             index
             for index, (token, distance) in enumerate(self.runners_up)
-            if token < 0 or not distance >= FAR * reaches[index]
+            if token < 0 or not distance >= fars[index]
         ]
 
     def nearest(self, at: int) -> int | None:

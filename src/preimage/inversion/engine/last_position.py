@@ -16,7 +16,7 @@ from torch import Tensor
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.search import MAX_PROMPTS, Fit, Outcome, nearest_and_fits
-from preimage.inversion.engine.verifier import FAR, Target, Verifier, distances_of
+from preimage.inversion.engine.verifier import Target, Verifier, distances_of
 from preimage.inversion.result import Position
 from preimage.models import LanguageModel
 
@@ -50,7 +50,7 @@ def invert_last(
         for length in _constant_lengths(model, position, verifier, target):
             hypotheses.append(tuple(Fit(position._replace(index=i), twins) for i in range(length)))
     others = tested[tested > reach]
-    far = len(others) == 0 or float(others.min()) >= FAR * reach
+    far = len(others) == 0 or float(others.min()) >= target.fars[0]
     alone = len(hypotheses) == 1 and far and not stopped
     reason = "" if alone else (
         f"{stopped} Only the last position was kept: prompts of one token and constant prompts of up to "

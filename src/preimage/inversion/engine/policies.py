@@ -15,7 +15,7 @@ from torch import Tensor
 from preimage.inversion.engine.verifier import CandidatePrefix
 from preimage.inversion.options import InvertOptions
 from preimage.models import LanguageModel
-from preimage.states import Observation
+from preimage.states import View
 
 _GROWTH = 8  # from one batch of ranked candidates to the next
 _LOOKAHEAD = 8  # gradient proposals verified in one batch; at most so many steps are made in vain
@@ -82,7 +82,7 @@ class GradientPolicy:
         model: LanguageModel,
         prefix: CandidatePrefix,
         observed: Float[Tensor, " d"],
-        observe: Observation,
+        observe: View,
         options: InvertOptions,
         generator: torch.Generator,
     ) -> None:

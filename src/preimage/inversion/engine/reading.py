@@ -59,16 +59,20 @@ class Read:
 class Reader:
     """Reads prompts at one place of a model."""
 
-    def __init__(self, model: LanguageModel, verifier: Verifier, proposer: Proposer) -> None:
+    def __init__(self, model: LanguageModel, verifier: Verifier, proposer: Proposer, known: int = 0) -> None:
         self._model, self._verifier, self._proposer = model, verifier, proposer
+        self._known = known  # first positions that were not observed: their tokens are known
         self._apart = Apartness(model, verifier)
 
     def read(self, observed: Float[Tensor, "position d"], budget: Budget, known: Sequence[int] = ()) -> Read:
         """The likeliest prompt behind some known tokens; what the budget leaves unread is only proposed."""
         with torch.inference_mode():
-            return _Reading(self._model, self._verifier, self._proposer, self._apart, observed).run(
-                budget, list(known)
-            )
+            observed = observed.to(self._model.device)
+            target = self._verifier.target(observed[self._known :])
+            if self._known:
+                target = self._verifier.behind(observed[: self._known], target)
+            reading = _Reading(self._model, self._verifier, self._proposer, self._apart, observed, target)
+            return reading.run(budget, list(known))
 
 
 class _Reading:
@@ -81,11 +85,11 @@ class _Reading:
         proposer: Proposer,
         apart: Apartness,
         observed: Float[Tensor, "position d"],
+        target: Target,
     ) -> None:
         self._model, self._verifier, self._apart = model, verifier, apart
-        self._observed = observed.to(model.device)
+        self._observed, self._target = observed, target
         self._statistics: Statistics = statistics_of(model, verifier.tap)
-        self._target: Target = verifier.target(self._observed)
         calm = self._statistics.denoised(self._observed.float())
         valid = torch.ones(1, len(observed), dtype=torch.bool, device=model.device)
         self._scores: Scores = proposer.score(calm[None], valid)

@@ -20,7 +20,7 @@ from torch import Tensor
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.lookalikes import Lookalikes
 from preimage.inversion.engine.policies import Policy
-from preimage.inversion.engine.verifier import FAR, CandidatePrefix, Target, Verifier, distances_of
+from preimage.inversion.engine.verifier import CandidatePrefix, Target, Verifier, distances_of
 from preimage.inversion.result import Position, VerifiedPositions
 
 MAX_PROMPTS = 64  # fitting prompts listed
@@ -210,7 +210,7 @@ class Search:
             self._test(ids, target, tested)
         if float(tested.min()) <= reach:
             self._test_rivals(target, tested)
-            if self._exhaustive or not _all_far(tested, reach):
+            if self._exhaustive or not _all_far(tested, reach, self._target.fars[index]):
                 self._test(torch.isinf(tested).nonzero().flatten(), target, tested)
         return tested
 
@@ -287,10 +287,10 @@ def _ranked_positions(index: int, tested: Float[Tensor, " vocabulary"], target: 
         yield Position(index, token, float(tested[token]), radius, accepted, other, away, tests)
 
 
-def _all_far(tested: Float[Tensor, " vocabulary"], reach: float) -> bool:
+def _all_far(tested: Float[Tensor, " vocabulary"], reach: float, far: float) -> bool:
     """Whether other tokens were tested and all of them lie far out of reach."""
     others = tested[(tested > reach) & torch.isfinite(tested)]
-    return len(others) > 0 and float(others.min()) >= FAR * reach
+    return len(others) > 0 and float(others.min()) >= far
 
 
 def _stands_out(nearest: Position) -> bool:

@@ -1,21 +1,22 @@
 """The verifier: the only thing that decides whether a token is right.
 
-A state that was stored in a coarser type than it was computed in is known up to its rounding cell, coordinate
-by coordinate: a candidate is compared with the nearest point of that cell. Outliers are weighted down
-(``states.outlier_weights``), so that what is allowed follows the noise and not the length of the state.
+A state that was stored in fewer bits than it was computed in is known up to a cell, coordinate by coordinate
+(``states.stored_cells``): a candidate is compared with the nearest point of that cell. Outliers are weighted
+down (``states.outlier_weights``), so that what is allowed follows the noise and not the length of the state.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from preimage.distances import norms
 from preimage.errors import OptionError
@@ -25,15 +26,15 @@ from preimage.layers import Layer
 from preimage.models import LanguageModel, Prefix
 from preimage.observations import Site, Tap
 from preimage.states import (
+    Cells,
     Noise,
-    Observation,
+    View,
+    may_be_stored,
     noise_radius,
     outlier_weights,
     residual_stream,
-    rounding_cell,
     safety,
-    storage_roundoff,
-    stored_type,
+    stored_cells,
     tempered,
 )
 
@@ -79,6 +80,19 @@ class Target:
         """The reach at each position."""
         return self.reach.tolist()
 
+    @cached_property
+    def fars(self) -> list[float]:
+        """How far from the target another token is far, at each position.
+
+        ``FAR`` reaches, and further than states of one cell are from its centre: of tokens that lie nearer
+        to a wide cell some that were not tried may lie in it.
+        """
+        far = FAR * self.reach
+        if self.low is not self.high:
+            half = (self.high - self.low).nan_to_num(posinf=0.0) / math.sqrt(12.0)
+            far = torch.maximum(far, norms(half if self.weights is None else half * self.weights).cpu())
+        return far.tolist()
+
     def away(self, seen: Float[Tensor, "*other d"]) -> Float[Tensor, "*result"]:
         """How far states are from what was observed, float64."""
         exact = seen.to(torch.float64)
@@ -103,26 +117,41 @@ class Verifier:
         *,
         noise: Noise,
         tolerance: float | None = None,
-        observe: Observation = residual_stream,
+        observe: View = residual_stream,
+        stored: str | None = None,
     ) -> None:
-        self._model, self._tolerance = model, tolerance
+        self._model, self._tolerance, self._stored = model, tolerance, stored
         self.tap: Tap = tap
         self.layer: Layer = tap.block if isinstance(tap, Site) else tap  # by which results name it
         self.noise, self.observe = noise, observe
 
-    def require_above_noise(self, stored: torch.dtype) -> None:
-        """Refuse a tolerance that states of this type cannot meet."""
-        lowest = self.noise.relative + storage_roundoff(stored, self._model.dtype)
-        if self._tolerance is not None and self._tolerance < lowest:
+    def cells(self, observed: Float[Tensor, "position d"]) -> Cells:
+        """What one prompt's numbers may have been before they were stored.
+
+        At layer 0 no codes are looked for: embeddings are on a lattice where the weights were quantised.
+        """
+        return stored_cells(observed, self._stored, self._model.dtype, codes=self.layer != 0)
+
+    def require_above_noise(self, observed: Float[Tensor, "position d"]) -> None:
+        """Refuse a tolerance that states stored as these cannot meet."""
+        if self._tolerance is None:
+            return
+        lowest = self.noise.relative + self.cells(observed).roundoff
+        if self._tolerance < lowest:
             raise OptionError(
                 f"A tolerance of {self._tolerance:g} lies below the noise floor of layer {self.tap}, "
                 f"{lowest:.3g}.",
                 "Give a larger one, or none to have it calibrated.",
             )
 
-    def target(self, observed: Float[Tensor, "*row d"]) -> Target:
-        """Observed states, ready to be compared with, on the model's device."""
-        exact = observed.to(self._model.device, torch.float64)
+    def target(self, observed: Float[Tensor, "position d"]) -> Target:
+        """One prompt's observed states, ready to be compared with, on the model's device."""
+        return self.targets([observed])[0]
+
+    def targets(self, observed: Sequence[Float[Tensor, "_ d"]]) -> Target:
+        """The same of several prompts, padded to one length: prompt x position."""
+        padded = pad_sequence(list(observed), batch_first=True).to(self._model.device)
+        exact = padded.to(torch.float64)
         lengths = norms(exact).cpu()
         weights = outlier_weights(exact)
         calm = norms(tempered(exact, weights)).cpu()
@@ -131,20 +160,41 @@ class Verifier:
             given = self._tolerance * lengths
             slack = torch.minimum(safety(self._model.dtype) * self.noise.relative * lengths, 4 * radius)
             return Target(exact, exact, None, given, given + slack)
-        stored = stored_type(observed)
-        low = high = exact
-        if storage_roundoff(stored, self._model.dtype):
-            low, high = rounding_cell(observed.to(stored))
-            low, high = low.to(exact.device), high.to(exact.device)
+        low, high = self._cells(observed, padded, exact)
         return Target(low, high, weights.to(torch.float64), radius, (1 + _SLACK) * radius)
 
-    def given(self, target: Target, rows: int) -> Target:
-        """The same, with so many first positions that are not compared: their tokens are known."""
-        if not rows:
-            return target
-        radius, reach = target.radius.clone(), target.reach.clone()
-        radius[..., :rows], reach[..., :rows] = math.inf, 0.0  # everything fits, and nothing else can
-        return replace(target, radius=radius, reach=reach)
+    def behind(self, own: Float[Tensor, "*prompt known d"], target: Target) -> Target:
+        """Targets behind positions that are not compared: everything fits there, and nothing else can."""
+        low = own.to(target.low)
+        sides = [torch.cat([low, side], dim=-2) for side in (target.low, target.high)]
+        if target.high is target.low:
+            sides[1] = sides[0]
+        weights = target.weights
+        if weights is not None:
+            weights = torch.cat([torch.ones_like(low), weights], dim=-2)
+        free = torch.ones(low.shape[:-1], dtype=target.radius.dtype)
+        radius = torch.cat([math.inf * free, target.radius], dim=-1)
+        reach = torch.cat([0 * free, target.reach], dim=-1)
+        return Target(sides[0], sides[1], weights, radius, reach)
+
+    def _cells(
+        self, observed: Sequence[Tensor], padded: Tensor, exact: Float[Tensor, "prompt position d"]
+    ) -> tuple[Float[Tensor, "prompt position d"], Float[Tensor, "prompt position d"]]:
+        """The ends of all cells, found out prompt by prompt where a first look does not rule them out."""
+        low = high = exact
+        some = list(range(len(observed)))
+        if self._stored is None:
+            lengths = torch.tensor([len(one) for one in observed])
+            some = may_be_stored(padded, lengths, self._model.dtype).nonzero().flatten().tolist()
+        for index in some:
+            cells = self.cells(observed[index])
+            if cells.exact:
+                continue
+            if low is high:
+                low, high = exact.clone(), exact.clone()
+            for side, found in ((low, cells.low), (high, cells.high)):
+                side[index, : len(found)] = found.to(exact.device)
+        return low, high
 
     def distances(
         self, prefix: CandidatePrefix, ids: Int[Tensor, " candidate"], target: Target
