@@ -88,7 +88,7 @@ def invert(
     loaded = prepared.model
     with progress_bar() as progress:
         results = preimage.invert(
-            loaded, states, layer, prefix=prefix, options=options, out=out, progress=progress
+            loaded, states, layer, prefix=prefix or "", options=options, out=out, progress=progress
         )
     if json:
         seen = {"observation": states.observation.to_dict(), "key": name, "prompts": states.prompts}

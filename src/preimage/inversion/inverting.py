@@ -29,19 +29,22 @@ from preimage.inversion.engine.outcomes import (
     with_status,
     without_prefix,
 )
+from preimage.inversion.engine.permuted import find_permutation
 from preimage.inversion.engine.policies import GradientPolicy, InterruptedPolicy, Policy, RankedPolicy
 from preimage.inversion.engine.proof import prove, search_everywhere
 from preimage.inversion.engine.search import Outcome, Search
+from preimage.inversion.engine.shuffled import invert_shuffled
 from preimage.inversion.engine.verifier import FAR, CandidatePrefix, Verifier
 from preimage.inversion.options import InvertChanges, InvertOptions
 from preimage.inversion.proposers.registry import GRADIENT, build_proposer
-from preimage.inversion.proposers.standard import Proposer
+from preimage.inversion.proposers.standard import FilledProposer, Proposer
+from preimage.inversion.proposers.statistics import statistics_of
 from preimage.inversion.result import Inversion
 from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
 from preimage.observations import Tap
 from preimage.progress import Progress, silent
-from preimage.states import States, encode_all, noise_of, states_from
+from preimage.states import States, encode_all, noise_of, states_from, undone
 from preimage.storage import Run
 
 _BATCH_TOKENS = 2**16  # tokens inverted together on a GPU
@@ -64,12 +67,13 @@ def invert(
     """Recover every prompt from its states at one layer.
 
     ``states``: captured by ``model``, or whatever :func:`preimage.states_from` takes: tensors, arrays, lists
-    of them, ``outputs.hidden_states``, ``past_key_values``, with ``attention_mask``. ``layer`` may be left out
-    where they hold one layer. ``changes`` are fields of ``options``, such as ``observe="keys"`` (what was
-    seen), ``prefix="…"`` (known text before the first state) or ``method="brute-force"``. One result a prompt, in their order; with ``out``, a run
-    folder, each is kept there as it is found, and calling again continues. What is ``recovered`` was verified
-    against the states, position by position and as a whole. States of another model or layer are not refused
-    here: they come back as ``not_recovered`` (``states.require_made_by(model)`` refuses them at once).
+    of them, ``outputs.hidden_states``, ``past_key_values``, with ``attention_mask``. ``layer`` may be left
+    out where they hold one layer. ``changes`` are fields of ``options``, such as ``observe="keys"`` (what
+    was seen), ``prefix="…"`` (known text before the first state) or ``method="brute-force"``. One result a
+    prompt, in their order; with ``out``, a run folder, each is kept there as it is found, and calling again
+    continues. What is ``recovered`` was verified against the states, position by position and as a whole.
+    States of another model or layer are not refused here: they come back as ``not_recovered``
+    (``states.require_made_by(model)`` refuses them at once), with what they look like.
 
     Cost: about two forward passes over a prompt with a lens; at worst a test of the whole vocabulary at every
     position. The first call for a model and layer also measures noise and builds what proposes.
@@ -90,11 +94,18 @@ def invert(
     states.require_width(model)
     # what is allowed comes from this model on this machine, never from what came with the states
     tap = states.observation.tap(at, model.n_layers)
-    verifier = Verifier(model, tap, noise=noise_of(model, (tap,))[tap], tolerance=chosen.tolerance)
+    states = _undone(model, states, at, tap)
+    noise = noise_of(model, (tap,))[tap]
+    verifier = Verifier(model, tap, noise=noise, tolerance=chosen.tolerance, observation=states.observation)
     verifier.require_above_noise(states.at(0, at))
     known = _known_tokens(model, chosen.prefix)
-    work = _Inverting(model, states, verifier, chosen, known)
     states.require_finite(at)  # before any work is done
+    if states.observation.permuted:
+        states = _in_order(model, states, verifier, chosen)
+        verifier = Verifier(
+            model, tap, noise=noise, tolerance=chosen.tolerance, observation=states.observation
+        )
+    work = _Inverting(model, states, verifier, chosen, known)
     plan = {
         "command": "invert",
         "model": model.identity.to_dict(),
@@ -117,6 +128,29 @@ def invert(
     in_order = [results[index] for index in range(len(states))]
     run.finish(lambda: [result.to_dict() for result in in_order])
     return in_order
+
+
+def _undone(model: LanguageModel, states: States, at: Layer, tap: Tap) -> States:
+    """The states with what is known of their coordinates' order and rotation turned back."""
+    seen = states.observation
+    if seen.plain or seen.permuted:
+        return states
+    rows = [undone(states.at(index, at), seen, model.width(tap)) for index in range(len(states))]
+    return States.from_tensor([row for row, _ in rows], at, observation=rows[0][1])
+
+
+def _in_order(model: LanguageModel, states: States, verifier: Verifier, options: InvertOptions) -> States:
+    """The states with their coordinates in the model's order, which is found out first."""
+    at, plain = verifier.layer, states.observation.changed(permuted=False)
+    rows = [states.at(index, at) for index in range(len(states))]
+    finder = Verifier(
+        model, verifier.tap, noise=verifier.noise, tolerance=options.tolerance, observation=plain
+    )
+    proposer = _proposer(model, verifier.tap, options.chosen_proposers)
+    budget = Budget(options.max_tests or len(rows[0]) * model.vocab_size, options.timeout)
+    order = find_permutation(model, rows, finder, proposer, budget)
+    back = torch.tensor(order).argsort()
+    return States.from_tensor([row[:, back] for row in rows], at, observation=plain)
 
 
 def _known_tokens(model: LanguageModel, prefix: str | Sequence[int]) -> tuple[int, ...]:
@@ -155,6 +189,7 @@ class _Inverting:
         self._patient: FastInverter | None = None  # which tries the whole vocabulary before it gives up
         self._evidence: Evidence | None = None
         self._proposer = ""
+        self._order: tuple[int, ...] = ()  # of rows that came in an unknown one
 
     def batches(self, indices: list[int]) -> list[tuple[int, ...]]:
         """Make ready for these prompts; which of them go together.
@@ -162,9 +197,9 @@ class _Inverting:
         Many of about one length where a GPU has room for them, else each alone.
         """
         lengths = self._states.lengths
-        if self._options.method == "fast" and self._states.positions == "all" and indices:
-            proposer = _proposer(self._model, self._verifier.tap, self._options.chosen_proposers)
-            self._proposer = proposer.name
+        every = self._states.observation.positions == "all"
+        if self._options.method == "fast" and every and self._states.positions == "all" and indices:
+            proposer = self._make_proposer()
             exact = self._options.prove or self._options.tolerance is not None
             make = partial(FastInverter, self._model, self._verifier, proposer, self._repair_policy)
             self._engine, self._patient = make(hand_on=not exact), make()
@@ -190,6 +225,8 @@ class _Inverting:
         clock = budgets[0]
         if self._engine is not None:
             outcomes = self._engine.run(observed, budgets, self._known)
+        elif self._states.observation.positions == "shuffled":
+            outcomes = [self._reordered(observed[0], budgets[0])]
         elif self._states.positions == "last":
             outcomes = [invert_last(self._model, observed[0], self._verifier, budgets[0])]
         else:
@@ -203,6 +240,8 @@ class _Inverting:
             )
             if self._states.positions == "last":
                 result = say_of_last(result)
+            elif self._states.observation.positions == "shuffled":
+                pass  # what fits is in its order; nothing is read out of it
             elif outcome.handed_on or result.status == "not_recovered":
                 result = self._by_evidence(result, one, handed_on=outcome.handed_on)
             if self._options.prove:
@@ -211,7 +250,7 @@ class _Inverting:
                 result = with_exact_reading(result)
             result = without_prefix(result, len(self._known), self._model)
             place = "final" if result.layer == "final" else self._states.observation.place
-            yield replace(result, proposer=self._proposer, observe=place)
+            yield replace(result, proposer=self._proposer, observe=place, order=self._order)
 
     def _observed(self, index: int) -> Float[Tensor, "position d"]:
         """The states of a prompt, behind those of the known tokens before it."""
@@ -219,7 +258,7 @@ class _Inverting:
         return states if self._own is None else torch.cat([self._own.to(states), states])
 
     def _by_evidence(self, result: Inversion, observed: Tensor, *, handed_on: bool) -> Inversion:
-        """What a prompt is by evidence, where none reproduces its states; at last, the whole search after all.
+        """What a prompt is by evidence, where none reproduces its states; at last, the whole search.
 
         Reading goes on behind what was verified. Where it finds nothing likely and does not know what the
         states are instead, the vocabulary is tried in full.
@@ -227,8 +266,7 @@ class _Inverting:
         model, budget = self._model, self._budget(len(observed))
         before = model.forward_tokens
         if self._evidence is None:
-            proposer = _proposer(model, self._verifier.tap, self._options.chosen_proposers)
-            self._evidence = Evidence(model, self._verifier, proposer, len(self._known))
+            self._evidence = Evidence(model, self._verifier, self._make_proposer(), len(self._known))
         settled = self._known if handed_on else result.token_ids
         found, explained = self._evidence.decide(result, observed, budget, settled)
         if handed_on and found.status == "not_recovered" and not explained and self._patient is not None:
@@ -242,6 +280,21 @@ class _Inverting:
             seconds=result.seconds + budget.seconds,
             forward_tokens=result.forward_tokens + model.forward_tokens - before,
         )
+
+    def _make_proposer(self) -> Proposer:
+        proposer = _proposer(self._model, self._verifier.tap, self._options.chosen_proposers)
+        kept = self._verifier.kept
+        if kept is not None:
+            whole = statistics_of(self._model, self._verifier.tap)
+            proposer = FilledProposer(proposer, whole, kept)
+        self._proposer = proposer.name
+        return proposer
+
+    def _reordered(self, observed: Tensor, budget: Budget) -> Outcome:
+        """Rows in an unknown order: what they came from, and the row of every position."""
+        proposer = self._make_proposer()
+        outcome, self._order = invert_shuffled(self._model, observed, self._verifier, proposer, budget)
+        return outcome
 
     def _budget(self, length: int) -> Budget:
         bound = length * self._model.vocab_size

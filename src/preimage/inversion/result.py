@@ -120,6 +120,7 @@ class Inversion(Saved):
     positions: Sequence[Position]
     reading: Reading
     observe: str  # where in the model the states were seen
+    order: tuple[int, ...]  # of rows that came in an unknown one: the row of every position
     fitting: int
     complete: bool
     unique: Unique | None

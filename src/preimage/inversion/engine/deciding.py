@@ -41,11 +41,11 @@ class Evidence:
         """
         clean = len(settled) > self._known
         looks = Diagnosis()
-        if not settled:
+        if not settled and self._verifier.kept is None:
             looks = diagnose(self._model, observed, self._verifier.tap, self._proposer)
         if looks.words:
             reading = self._read_as(looks, observed, budget)
-            return replace(result, reading=reading, reason=f"Nothing fits at once. {looks.words}"), True
+            return replace(result, reading=reading, reason=looks.words), True
         read = self._reader.read(observed, budget, settled)
         verdict = judge(read, len(settled))
         if verdict.likely and not clean:

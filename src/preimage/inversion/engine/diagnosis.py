@@ -43,7 +43,7 @@ class Diagnosis(NamedTuple):
 def diagnose(
     model: LanguageModel, observed: Float[Tensor, "position d"], tap: Tap, proposer: Proposer
 ) -> Diagnosis:
-    """Compare states with every layer, behind nothing and behind each special token a prompt may begin with."""
+    """Compare states with every layer, behind nothing and behind every token a prompt may begin with."""
     if isinstance(tap, Site):
         return Diagnosis()
     observed = observed.to(model.device)
@@ -76,7 +76,7 @@ class _Agreement(NamedTuple):
 
 
 def _agreements(model: LanguageModel, observed: Tensor, proposer: Proposer) -> Iterator[_Agreement]:
-    """How near states are to every layer of what a proposer reads in them, as it stands and behind a token."""
+    """How near states are to every layer of what a proposer reads in them, as it is and behind a token."""
     valid = torch.ones(1, len(observed), dtype=torch.bool, device=model.device)
     ids = proposer.score(observed[None].float(), valid).best()[0]
     lengths = observed.double().norm(dim=1).clamp_min(1e-30)

@@ -39,7 +39,7 @@ class Expectation:
 
 def in_turns(orders: Sequence[Sequence[int]], count: int, without: Sequence[int] = ()) -> list[int]:
     """The first ``count`` tokens of several orders, taken in turns, each once."""
-    seen, chosen = set(without), []
+    seen, chosen = set(without), list[int]()
     for tokens in zip(*orders, strict=True):
         for token in tokens:
             if token not in seen and len(chosen) < count:
@@ -51,7 +51,7 @@ def in_turns(orders: Sequence[Sequence[int]], count: int, without: Sequence[int]
 def together(
     scores: Float[Tensor, " vocabulary"], expected: Float[Tensor, " vocabulary"]
 ) -> Int[Tensor, " vocabulary"]:
-    """Every token: by a proposer's scores and by what is expected, added, and by the scores alone in turns."""
+    """Every token: by a proposer's scores and what is expected together, by the scores alone, in turns."""
     alone = scores.log_softmax(dim=0)
     orders = [(alone + expected).argsort(descending=True), alone.argsort(descending=True)]
     return torch.tensor(in_turns([order.tolist() for order in orders], len(scores)))

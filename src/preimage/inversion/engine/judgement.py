@@ -57,7 +57,7 @@ def judge(read: Read, known: int) -> Judgement:
     if apart >= _APART:
         return Judgement(
             True,
-            f"{off}, and other tokens are {apart:.3g} times as far: another precision or engine computed them.",
+            f"{off}, and other tokens are {apart:.3g} times as far: another precision or engine made them.",
         )
     return Judgement(
         False, f"{off}, along the directions in which states differ: they are a mixture, or were changed."
@@ -78,4 +78,5 @@ def _ordinary(read: Read, known: int) -> Float[Tensor, "position d"]:
     """The directions of what is left over at positions that are no sinks."""
     lengths = torch.tensor(read.lengths[known:], dtype=torch.float64)
     rows = read.residuals[known:].cpu()[lengths <= 4 * lengths.median()]
-    return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    directions: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    return directions

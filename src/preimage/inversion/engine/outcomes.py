@@ -53,6 +53,7 @@ def make_result(
         positions=positions,
         reading=Reading((), None, ()),
         observe="residual",
+        order=(),
         fitting=0,
         complete=False,
         unique=None,

@@ -21,10 +21,10 @@ from preimage.inversion.engine.apartness import Apartness
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.evidence import Level, Weighed, weigh
 from preimage.inversion.engine.expectation import Expectation, in_turns, together
-from preimage.inversion.engine.statistics import Statistics, statistics_of
 from preimage.inversion.engine.verifier import Target, Verifier
 from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.proposers.standard import Proposer
+from preimage.inversion.proposers.statistics import Statistics, statistics_of
 from preimage.models import LanguageModel, Prefix
 
 SURE = 0.99  # a position this sure is settled at once
@@ -89,7 +89,8 @@ class _Reading:
     ) -> None:
         self._model, self._verifier, self._apart = model, verifier, apart
         self._observed, self._target = observed, target
-        self._statistics: Statistics = statistics_of(model, verifier.tap)
+        whole = statistics_of(model, verifier.tap)
+        self._statistics: Statistics = whole if verifier.kept is None else whole.cut(verifier.kept)
         calm = self._statistics.denoised(self._observed.float())
         valid = torch.ones(1, len(observed), dtype=torch.bool, device=model.device)
         self._scores: Scores = proposer.score(calm[None], valid)

@@ -24,18 +24,17 @@ from preimage.inversion.baselines.published import UncachedPrefix
 from preimage.inversion.engine.budget import Budget
 from preimage.layers import Layer
 from preimage.models import LanguageModel, Prefix
-from preimage.observations import Site, Tap
+from preimage.observations import Observation, Site, Tap
 from preimage.states import (
     Cells,
     Noise,
-    View,
     may_be_stored,
     noise_radius,
     outlier_weights,
-    residual_stream,
     safety,
     stored_cells,
     tempered,
+    view,
 )
 
 # Radii at which another token is far: where all tested tokens are, nothing else can fit but tokens of almost
@@ -117,13 +116,13 @@ class Verifier:
         *,
         noise: Noise,
         tolerance: float | None = None,
-        observe: View = residual_stream,
-        stored: str | None = None,
+        observation: Observation | None = None,
     ) -> None:
-        self._model, self._tolerance, self._stored = model, tolerance, stored
+        seen = observation or Observation()
+        self._model, self._tolerance, self._stored = model, tolerance, seen.stored
         self.tap: Tap = tap
         self.layer: Layer = tap.block if isinstance(tap, Site) else tap  # by which results name it
-        self.noise, self.observe = noise, observe
+        self.noise, self.observe, self.kept = noise, view(seen), seen.kept
 
     def cells(self, observed: Float[Tensor, "position d"]) -> Cells:
         """What one prompt's numbers may have been before they were stored.

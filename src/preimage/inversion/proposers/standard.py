@@ -19,6 +19,7 @@ from preimage.inversion.proposers.codebook import fitted_codebook, sample, witho
 from preimage.inversion.proposers.lens import Lens, Observed, Valid, token_features
 from preimage.inversion.proposers.lens_files import find_lens, read_lens
 from preimage.inversion.proposers.scores import Keys, Part, Scores, TurnedKeys
+from preimage.inversion.proposers.statistics import Statistics
 from preimage.layers import Layer
 from preimage.models import LanguageModel, unrotated
 from preimage.observations import Site, Tap
@@ -92,6 +93,19 @@ class SumProposer:
         """Both in one."""
         parts = [part for proposer in self._both for part in proposer.score(observed, valid).parts]
         return Scores(tuple(parts), observed.shape[1])
+
+
+class FilledProposer:
+    """A proposer for states of which some coordinates were kept: the others are filled in first."""
+
+    def __init__(self, base: Proposer, statistics: Statistics, kept: tuple[int, ...]) -> None:
+        self.name = base.name
+        self._base, self._statistics, self._kept = base, statistics, kept
+
+    def score(self, observed: Observed, valid: Valid) -> Scores:
+        """The scores of the whole states."""
+        with torch.inference_mode():
+            return self._base.score(self._statistics.filled_in(observed, self._kept), valid)
 
 
 class PriorProposer:
