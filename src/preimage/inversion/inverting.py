@@ -270,7 +270,8 @@ class _Inverting:
         settled = self._known if handed_on else result.token_ids
         found, explained = self._evidence.decide(result, observed, budget, settled)
         if handed_on and found.status == "not_recovered" and not explained and self._patient is not None:
-            (outcome,) = self._patient.run([observed], [budget], self._known)
+            proposal = found.reading.token_ids
+            (outcome,) = self._patient.run([observed], [budget], self._known, proposal)
             searched = make_result(model, outcome, self._verifier, self._options, budget.tests, 0.0, 0)
             reason = f"{searched.reason} {found.reason}".strip()
             found = replace(searched, reading=found.reading, reason=reason)

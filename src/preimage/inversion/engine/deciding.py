@@ -48,6 +48,8 @@ class Evidence:
             return replace(result, reading=reading, reason=looks.words), True
         read = self._reader.read(observed, budget, settled)
         verdict = judge(read, len(settled))
+        if not clean and all(away <= radius for away, radius in zip(read.distances, read.radii, strict=True)):
+            return replace(result, reading=self._reading(read.ids, read.confidence)), False
         if verdict.likely and not clean:
             return self._likely(result, read, verdict.words), True
         reason = verdict.words

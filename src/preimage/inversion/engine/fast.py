@@ -41,7 +41,7 @@ _BATCH_TOKENS = 16384  # tokens of one pass
 _BESIDE = 512  # a prompt of more tokens is not run together with its rivals on a CPU: nothing is gained
 _SCANNED = 4096  # a vocabulary that is tried in full before evidence is asked
 _SCANS = {"cpu": 0, "cuda": 4}  # positions that are scanned in half precision before evidence is asked
-_PATIENCE = 256  # candidates tried at the first position before evidence is asked
+_PATIENCE = {"cpu": 256, "cuda": 2**31}  # candidates tried at the first position before evidence is asked
 _WHOLE_REPAIRS = 1  # with more repairs a prompt is run from its first mismatch on, and whole at last
 
 # From the prefix, the observed state and the proposer's policy to the policy of a repair.
@@ -85,8 +85,12 @@ class FastInverter:
         observed: Sequence[Float[Tensor, "_ d_model"]],
         budgets: Sequence[Budget],
         known: Sequence[int] = (),
+        proposal: Sequence[int] = (),
     ) -> list[Outcome]:
-        """One outcome a prompt; prompts may differ in length, and all begin with the known tokens."""
+        """One outcome a prompt; prompts may differ in length, and all begin with the known tokens.
+
+        ``proposal``: all tokens of the only prompt, where they have been found already.
+        """
         with torch.inference_mode():
             lengths = torch.tensor([len(states) for states in observed], device=self._model.device)
             padded = pad_sequence(list(observed), batch_first=True).to(self._model.device)
@@ -96,7 +100,8 @@ class FastInverter:
             target = self._verifier.targets([one[len(known) :] for one in observed])
             target = self._verifier.behind(torch.stack(own), target) if known else target
             ids, second = (tokens.cpu() for tokens in scores.best_two())
-            ids[:, : len(known)] = torch.tensor(known, dtype=ids.dtype)
+            given = proposal or known
+            ids[:, : len(given)] = torch.tensor(given, dtype=ids.dtype)
             make_prefix = partial(self._model.prefix, self._verifier.tap)
             jobs = [
                 Job(i, padded[i, :n], target[i, :n], ids[i, :n], second[i, :n], budget, make_prefix)
@@ -290,7 +295,9 @@ class FastInverter:
         ranked = RankedPolicy(scores.order(job.index, at), first, prefix.max_candidates, order)
         policy = self._repair_policy(prefix, job.observed[at], ranked)
         nearest: int | None = None
-        most = _PATIENCE if self._hands_on(at == job.known) else self._model.vocab_size
+        most = self._model.vocab_size
+        if self._hands_on(at == job.known):
+            most = min(most, by_device(_PATIENCE, self._model.device))
         while nearest is None and len(known) < most and len(ids := policy.propose(torch.isinf(tested))):
             ids = ids[: job.budget.tests_left]
             self._verifier.test(prefix, ids, job.target[at], tested, job.budget)

@@ -148,8 +148,8 @@ class _Reading:
         """
         self._begun = True
         first = self._weighed[0]
-        if first is None or first.confidence >= SURE:
-            return at
+        if first is None or first.distances[0] <= self._target.radii[0]:
+            return at  # it fits exactly
         wide = by_device(_FIRST_TOKENS, self._model.device)
         order = self._scores.at(torch.tensor([0], device=self._observed.device))[0].cpu()
         opening = self._expectation.behind(self._opening)
