@@ -28,7 +28,8 @@ from preimage.inversion.proposers.statistics import Statistics, statistics_of
 from preimage.models import LanguageModel, Prefix
 
 SURE = 0.99  # a position this sure is settled at once
-_LADDER = (16, 64, 256, 1024)  # candidates tried at a position that is not clear
+_LADDER = {"cpu": (16, 64, 256, 1024), "cuda": (64, 1024)}  # candidates tried where it is not clear
+_ITSELF = 0.5  # weight of what a proposer says of the first state, a sink, beside its distance
 _STRETCH = (4, 64)  # positions run at once: first and most
 _LOST, _NO_IDEA = 12, 0.2  # after so many positions in a row less sure than this, few candidates are tried
 _SEEN = 0.02  # relative length of noise that is seen beforehand
@@ -207,9 +208,14 @@ class _Reading:
         row, second = self._ids[at : at + stretch], self._second[at : at + stretch]
         budget.check(2 * len(row))
         places = torch.arange(at, at + len(row))
+        held = len(self._prefix)
         if not self._apart.takes_branches(at + len(row)):
+            if held < at:
+                self._prefix.extend(self._ids[held:at])
             return 0
-        states, rivals = self._prefix.extend_and_try(row, places, second)
+        ids = self._ids[held : at + len(row)]  # with what was decided since
+        states, rivals = self._prefix.extend_and_try(ids, places, second)
+        states = states[at - held :]
         away = self._away(self._target[at : at + len(row)], states)
         beside = self._away(self._target[at : at + len(row)], rivals)
         budget.tests += 2 * len(row)
@@ -232,7 +238,7 @@ class _Reading:
         tried: list[int] = []
         distances, states = torch.empty(0), torch.empty(0)
         weighed, prior = None, torch.zeros(self._model.vocab_size)
-        ladder = _LADDER[: 1 if self._lost >= _LOST else None]
+        ladder = by_device(_LADDER, self._model.device)[: 1 if self._lost >= _LOST else None]
         for rung in range(min(self._rung, len(ladder) - 1), len(ladder)):
             count = ladder[rung]
             if rung:
@@ -247,7 +253,8 @@ class _Reading:
                 states = torch.cat([states.to(seen), seen]) if len(states) else seen
             budget.tests += len(fresh)
             tried += fresh
-            weighed = self._weigh(at, tried, distances, prior[tried])
+            own = _ITSELF * scores.cpu() if at == 0 else prior
+            weighed = self._weigh(at, tried, distances, own[tried])
             self._rung = max(0, rung - 1)
             if weighed.confidence >= SURE:
                 break
@@ -255,7 +262,6 @@ class _Reading:
         self._lost = self._lost + 1 if weighed.confidence < _NO_IDEA else 0
         self._tests[at] += len(tried)
         self._settle(at, weighed, states[tried.index(weighed.tokens[0])])
-        self._prefix.extend(torch.tensor([weighed.tokens[0]]))
 
     def _settle(self, at: int, weighed: Weighed, state: Float[Tensor, " d"]) -> None:
         self._ids[at] = weighed.tokens[0]

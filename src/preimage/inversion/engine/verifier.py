@@ -39,7 +39,7 @@ from preimage.states import (
 
 # Radii at which another token is far: where all tested tokens are, nothing else can fit but tokens of almost
 # the same embedding, and those are tested.
-FAR = 32.0
+FAR = 16.0
 _SLACK = 0.25  # of the radius, where that is calibrated
 
 
