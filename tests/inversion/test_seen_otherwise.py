@@ -92,6 +92,22 @@ def test_infinite_cells_are_no_distance() -> None:
     assert target.away(seen).tolist() == [0.0, 2.0, 3.0]
 
 
+def test_what_is_far_follows_the_width_of_cells() -> None:
+    model = tiny("llama")
+    rows = rows_of(model, random_ids(6))
+    verifier = verifier_of(model, 2)
+    exact, fine, coarse = (verifier.target(x).fars for x in (rows, per_token(rows, 127), per_token(rows, 7)))
+    reaches = verifier.target(rows).reaches
+    assert exact == pytest.approx([32 * reach for reach in reaches])
+    for index in range(6):
+        assert exact[index] < fine[index] < coarse[index] / 8
+    target = verifier.target(rows)
+    cut = Target(
+        target.low, target.high.clone().fill_(torch.inf), target.weights, target.radius, target.reach
+    )
+    assert all(far == torch.inf for far in cut.fars)  # where nothing is known nothing is far
+
+
 def test_a_named_codec_that_the_numbers_are_not_in_is_refused() -> None:
     model = tiny("llama")
     rows = rows_of(model, random_ids(6))

@@ -276,7 +276,7 @@ class FastInverter:
             token = self._try_candidates(job, scores, at)
         reach = job.target.reaches[at]
         may_fit = {other for other, distance in job.tested[at].items() if distance <= reach}
-        if token is None and self._hands_on(at == job.known):
+        if token is None and self._hands_on(job, at == job.known):
             self._pass_on(job)
             return False
         if token is None or may_fit - {token, *self._lookalikes.twins(token)}:
@@ -296,7 +296,7 @@ class FastInverter:
         policy = self._repair_policy(prefix, job.observed[at], ranked)
         nearest: int | None = None
         most = self._model.vocab_size
-        if self._hands_on(at == job.known):
+        if self._hands_on(job, at == job.known):
             most = min(most, by_device(_PATIENCE, self._model.device))
         while nearest is None and len(known) < most and len(ids := policy.propose(torch.isinf(tested))):
             ids = ids[: job.budget.tests_left]
@@ -312,11 +312,11 @@ class FastInverter:
             return None
         return together(scores.at(scores.row(job.index, at))[0].cpu(), expected)
 
-    def _hands_on(self, at_once: bool) -> bool:
+    def _hands_on(self, job: Job, at_once: bool = False) -> bool:
         """Whether evidence is asked before a scan: where not even the first token fits, and where what is
-        allowed is as wide as in half precision.
+        allowed is as wide as in half precision, or in few bits.
         """
-        coarse = torch.finfo(self._model.dtype).eps > 1e-4
+        coarse = torch.finfo(self._model.dtype).eps > 1e-4 or job.target.coarse
         return self._hand_on and (at_once or coarse)
 
     def _pass_on(self, job: Job) -> None:
@@ -347,7 +347,7 @@ class FastInverter:
     def _conclude(self, job: Job, scores: Scores) -> None:
         """Every position is verified: it is the prompt where at every position all other tokens are far."""
         try:
-            if self._hands_on(at_once=False):
+            if self._hands_on(job):
                 unclear = self._apart.unclear(job, scores, len(job))
                 if len(unclear) > by_device(_SCANS, self._model.device):
                     self._pass_on(job)
@@ -371,7 +371,7 @@ class FastInverter:
 
     def _search(self, job: Job, scores: Scores, start: int) -> None:
         """Decide a prompt by a search from a position on, or from an earlier one that is not clear either."""
-        if self._hands_on(at_once=False):
+        if self._hands_on(job):
             self._pass_on(job)
             return
         try:

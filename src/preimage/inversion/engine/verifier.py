@@ -40,6 +40,7 @@ from preimage.states import (
 # Radii at which another token is far: where all tested tokens are, nothing else can fit but tokens of almost
 # the same embedding, and those are tested.
 FAR = 16.0
+_FAR_OF_CELL = 0.25  # of how far states of one cell are from its centre, where that is more
 _SLACK = 0.25  # of the radius, where that is calibrated
 
 
@@ -83,14 +84,22 @@ class Target:
     def fars(self) -> list[float]:
         """How far from the target another token is far, at each position.
 
-        ``FAR`` reaches, and further than states of one cell are from its centre: of tokens that lie nearer
-        to a wide cell some that were not tried may lie in it.
+        ``FAR`` reaches, and a part of how far states of one cell are from its centre: of tokens that lie
+        nearer to a wide cell some that were not tried may lie in it. The median width counts: coordinates
+        that are known far less well than the others say nothing of a token.
         """
         far = FAR * self.reach
         if self.low is not self.high:
-            half = (self.high - self.low).nan_to_num(posinf=0.0) / math.sqrt(12.0)
-            far = torch.maximum(far, norms(half if self.weights is None else half * self.weights).cpu())
+            width = self.high - self.low if self.weights is None else (self.high - self.low) * self.weights
+            closed = width.masked_fill(torch.isinf(width), math.nan).nanmedian(dim=-1).values
+            spread = closed.nan_to_num(nan=math.inf) * math.sqrt(width.shape[-1] / 12)  # as if evenly spread
+            far = torch.maximum(far, _FAR_OF_CELL * spread.cpu())
         return far.tolist()
+
+    @property
+    def coarse(self) -> bool:
+        """Whether cells are so wide that tokens near them prove nothing."""
+        return any(far > 1.01 * FAR * reach for far, reach in zip(self.fars, self.reaches, strict=True))
 
     def away(self, seen: Float[Tensor, "*other d"]) -> Float[Tensor, "*result"]:
         """How far states are from what was observed, float64."""
