@@ -20,6 +20,7 @@ from preimage.inversion.result import Inversion, Position, Reading
 from preimage.models import LanguageModel
 from preimage.states import noise_of
 
+_SCANS = 4  # positions at which the whole vocabulary is tried, where what was read fits exactly
 _NOTHING = 0.6  # median relative distance above which states look like no layer
 
 
@@ -49,6 +50,9 @@ class Evidence:
         read = self._reader.read(observed, budget, settled)
         verdict = judge(read, len(settled))
         if not clean and all(away <= radius for away, radius in zip(read.distances, read.radii, strict=True)):
+            if read.coarse > _SCANS:
+                words = "Every token fits what was kept in few bits; not all others were tried."
+                return self._likely(result, read, words), True
             return replace(result, reading=self._reading(read.ids, read.confidence)), False
         if verdict.likely and not clean:
             return self._likely(result, read, verdict.words), True

@@ -316,7 +316,7 @@ class FastInverter:
         """Whether evidence is asked before a scan: where not even the first token fits, and where what is
         allowed is as wide as in half precision, or in few bits.
         """
-        coarse = torch.finfo(self._model.dtype).eps > 1e-4 or job.target.coarse
+        coarse = torch.finfo(self._model.dtype).eps > 1e-4 or job.target.coarse > 0
         return self._hand_on and (at_once or coarse)
 
     def _pass_on(self, job: Job) -> None:

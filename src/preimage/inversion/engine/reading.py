@@ -53,6 +53,7 @@ class Read:
     lengths: list[float]  # of the observed states, outliers weighted down
     radii: list[float]  # within which a distance is noise of an exact recomputation
     level: Level
+    coarse: int  # positions known so coarsely that a token that fits may not be the only one
     finished: bool = True
     tests: list[int] = field(default_factory=list)
 
@@ -342,6 +343,7 @@ class _Reading:
             self._lengths,
             self._target.radii,
             self._levels[False],
+            self._target.coarse,
             finished,
             self._tests,
         )

@@ -96,10 +96,10 @@ class Target:
             far = torch.maximum(far, _FAR_OF_CELL * spread.cpu())
         return far.tolist()
 
-    @property
-    def coarse(self) -> bool:
-        """Whether cells are so wide that tokens near them prove nothing."""
-        return any(far > 1.01 * FAR * reach for far, reach in zip(self.fars, self.reaches, strict=True))
+    @cached_property
+    def coarse(self) -> int:
+        """At how many positions cells are so wide that a token far from them proves little."""
+        return sum(far > 1.01 * FAR * reach for far, reach in zip(self.fars, self.reaches, strict=True))
 
     def away(self, seen: Float[Tensor, "*other d"]) -> Float[Tensor, "*result"]:
         """How far states are from what was observed, float64."""
