@@ -127,19 +127,25 @@ def weigh(
     )
 
 
+def untried(tried: int) -> float:
+    """The chance that the right token is not among so many of the likeliest."""
+    chance, few = _UNTRIED
+    return chance * math.sqrt(min(1.0, few / max(1, tried)))
+
+
 def _room(squares: Tensor, best: int, level: Level, length: float, whole: bool, tried: int) -> float:
     """Odds that none of the candidates tried is the right one."""
     if whole:
         return 0.0
-    chance, few = _UNTRIED
-    chance = chance * math.sqrt(min(1.0, few / max(1, tried)))
+    chance = untried(tried)
     if tried < 2:
         return chance
     own = 0.5 * math.log(float(squares[best]))
     others = squares.clone()
     others[best] = torch.inf
     apart = max(0.0, 0.5 * math.log(float(others.min())) - own)
-    above = own - math.log(length) - _median(level.logs) if level.logs else 0.0
+    # nearer than usual is no evidence of its own: noise has its luck
+    above = max(0.0, own - math.log(length) - _median(level.logs)) if level.logs else 0.0
     scale, least = _ALIKE
     chance *= max(least, math.exp(-apart / scale))  # were all wrong, the best would hardly be so much nearer
     # what a right candidate's distance would have to be for this, and what a wrong one's

@@ -19,7 +19,7 @@ from torch import Tensor
 from preimage.devices import by_device
 from preimage.inversion.engine.apartness import Apartness
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
-from preimage.inversion.engine.evidence import Level, Weighed, weigh
+from preimage.inversion.engine.evidence import Level, Weighed, untried, weigh
 from preimage.inversion.engine.expectation import Expectation, in_turns, together
 from preimage.inversion.engine.verifier import Target, Verifier
 from preimage.inversion.proposers.scores import Scores
@@ -33,7 +33,8 @@ _ITSELF = 0.5  # weight of what a proposer says of the first state, a sink, besi
 _STRETCH = (4, 64)  # positions run at once: first and most
 _LOST, _NO_IDEA = 12, 0.2  # after so many positions in a row less sure than this, few candidates are tried
 _SEEN = 0.02  # relative length of noise that is seen beforehand
-_FIRST_TOKENS = {"cpu": 1024, "cuda": 8192}  # tried as the first with what follows
+_FIRST_TOKENS = {"cpu": 1024, "cuda": 4096}  # tried as the first with what follows
+_SECONDS = (3, 64)  # second tokens tried behind each of them, and behind the likeliest
 _NEXT, _FOLLOWERS, _FINALISTS = 2, 8, 64  # followers of all of them, of the finalists, and how many these are
 _BATCH_TOKENS = {"cpu": 2048, "cuda": 32768}  # of one pass
 _UNREAD = 0.3  # confidence in what is only proposed
@@ -143,43 +144,52 @@ class _Reading:
         return self._conclude(len(known), finished)
 
     def _settle_first(self, at: int, budget: Budget) -> int:
-        """Choose the first token by the states that follow it; where to read on.
+        """Choose the first two tokens by the states that follow them; where to read on.
 
         The first state is a sink: noise drowns what it says. But what follows looks back on it, so that a
-        wrong first token disturbs everything.
+        wrong first token disturbs everything, the second most of all.
         """
         self._begun = True
         first = self._weighed[0]
         if first is None or first.distances[0] <= self._target.radii[0]:
             return at  # it fits exactly
+        heads = self._heads(first)[: max(1, budget.tests_left // 4)]
+        share = 0.0
+        for followers, finalists in ((_NEXT, _FINALISTS), (_FOLLOWERS, 2)):
+            budget.check(len(heads))
+            budget.tests += len(heads)
+            scores = self._evidence_of_heads(heads, min(followers, at - 1, len(self._ids) - 1))
+            best = scores.topk(min(finalists, len(scores))).indices
+            share = float(scores.softmax(dim=0)[best[0]])
+            heads = heads[best]
         wide = by_device(_FIRST_TOKENS, self._model.device)
-        order = self._scores.at(torch.tensor([0], device=self._observed.device))[0].cpu()
-        opening = self._expectation.behind(self._opening)
-        tokens = (together(order, opening) if opening is not None else order.argsort(descending=True))[:wide]
-        tokens = torch.tensor(list(dict.fromkeys([*first.tokens[:_FINALISTS], *tokens.tolist()])))
-        scores = torch.empty(0)
-        for followers, finalists in ((_NEXT, _FINALISTS), (_FOLLOWERS, 1)):
-            followers = min(followers, at - 1, len(self._ids) - 1)
-            budget.check(len(tokens))
-            budget.tests += len(tokens)
-            scores = self._evidence_of_firsts(tokens, followers)
-            best = scores.topk(min(max(finalists, 2), len(scores))).indices
-            share = float(scores.softmax(dim=0).max())
-            tokens, scores = tokens[best], scores[best]
-        missed = 0.15 * (16 / wide) ** 0.5 if wide < self._model.vocab_size else 0.0
-        chosen = replace(first, confidence=share * (1 - missed))
-        if int(tokens[0]) == int(self._ids[0]):
-            self._weighed[0] = chosen
+        sure = share * (1 - untried(wide)) if wide < self._model.vocab_size else share
+        chosen = int(heads[0, 0])
+        if chosen == int(self._ids[0]) and int(heads[0, 1]) == int(self._ids[1]):
+            self._weighed[0] = replace(first, confidence=sure)
             return at
+        self._ids[1] = heads[0, 1]
         self._prefix.crop(0)
-        state = self._prefix.extend(tokens[:1])[0]
+        state = self._prefix.extend(heads[0, :1])[0]
         away = float(self._away(self._target[0], state[None])[0])
         for kind in (False, True):
             self._levels[kind] = Level(self._observed.shape[-1])
         self._expect_noise()
-        again = Weighed(tokens.tolist(), scores.tolist(), [away] * len(tokens), chosen.confidence, first.gap)
-        self._settle(0, again, state)
+        self._settle(0, Weighed([chosen], [0.0], [away], sure, first.gap), state)
         return 1
+
+    def _heads(self, first: Weighed) -> Int[Tensor, "candidate 2"]:
+        """Pairs that a prompt may begin with: many first tokens with few second ones, few with many."""
+        scores = [self._scores.at(self._scores.row(0, at))[0].cpu() for at in (0, 1)]
+        opening = self._expectation.behind(self._opening)
+        order = scores[0].argsort(descending=True) if opening is None else together(scores[0], opening)
+        wide = order[: by_device(_FIRST_TOKENS, self._model.device)].tolist()
+        tokens = list(dict.fromkeys([*first.tokens[:_FINALISTS], *wide]))
+        seconds = [int(self._ids[1]), *scores[1].topk(min(_SECONDS[1], len(scores[1]))).indices.tolist()]
+        some, many = _SECONDS
+        pairs = [(u, v) for u in tokens for v in dict.fromkeys(seconds[:some])]
+        pairs += [(u, v) for u in tokens[:_FINALISTS] for v in seconds[some:many]]
+        return torch.tensor(pairs)
 
     @property
     def _opening(self) -> list[int]:
@@ -187,18 +197,18 @@ class _Reading:
         bos = getattr(self._model.tokenizer, "bos_token_id", None)
         return [] if bos is None else [int(bos)]
 
-    def _evidence_of_firsts(
-        self, tokens: Int[Tensor, " candidate"], followers: int
+    def _evidence_of_heads(
+        self, heads: Int[Tensor, "candidate 2"], followers: int
     ) -> Float[Tensor, " candidate"]:
-        """The log likelihood of each first token, together with the tokens that were read behind it."""
-        tap = self._verifier.tap
-        target = self._target[: 1 + followers]
+        """The log likelihood of each beginning, together with the tokens that were read behind it."""
+        tap, length = self._verifier.tap, 1 + followers
+        target = self._target[:length]
         floors = target.radius.to(torch.float64) / 4
-        directions = torch.tensor([self._levels[sink].directions for sink in self._sinks[: 1 + followers]])
-        size = max(1, by_device(_BATCH_TOKENS, self._model.device) // (1 + followers))
+        directions = torch.tensor([self._levels[sink].directions for sink in self._sinks[:length]])
+        size = max(1, by_device(_BATCH_TOKENS, self._model.device) // length)
         totals = []
-        for part in tokens.split(size):
-            rows = torch.cat([part[:, None], self._ids[None, 1 : 1 + followers].expand(len(part), -1)], dim=1)
+        for part in heads.split(size):
+            rows = torch.cat([part, self._ids[None, 2:length].expand(len(part), -1)], dim=1)[:, :length]
             away = self._away(target, self._model.states(rows, (tap,))[tap])
             logs = (away.square() + floors.square()).log()
             totals.append(-0.5 * (directions * logs).sum(dim=1))
