@@ -17,7 +17,12 @@ from preimage.errors import LayerError, OptionError
 from preimage.inversion.baselines.published import UncachedPrefix
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.fast import FastInverter
-from preimage.inversion.engine.last_position import invert_last
+from preimage.inversion.engine.last_position import (
+    invert_last,
+    one_vector_budget,
+    prepare_last,
+    search_seconds,
+)
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.outcomes import make_result, say_how, say_of_last, with_status
 from preimage.inversion.engine.policies import GradientPolicy, InterruptedPolicy, Policy, RankedPolicy
@@ -138,6 +143,8 @@ class _Inverting:
             self._proposer = proposer.name
             self._engine = FastInverter(self._model, self._verifier, proposer, self._repair_policy)
             self._engine.prepare(max(lengths[index] for index in indices))
+        if self._states.positions == "last" and indices:
+            prepare_last(self._model, self._verifier)
         if self._engine is None or self._model.device.type == "cpu":
             return [(index,) for index in indices]
         batches: list[list[int]] = []
@@ -160,7 +167,12 @@ class _Inverting:
         if self._engine is not None:
             outcomes = self._engine.run(observed, budgets)
         elif self._states.positions == "last":
-            outcomes = [invert_last(self._model, observed[0], self._verifier, budgets[0])]
+            seconds = search_seconds(self._options.max_tests, self._options.timeout)
+            outcomes = [
+                invert_last(
+                    self._model, observed[0], self._verifier, clock, seconds=seconds, progress=progress
+                )
+            ]
         else:
             outcomes = [self._search(observed[0], budgets[0], indices[0])]
         # time and tokens are divided evenly between prompts that shared passes
@@ -172,10 +184,12 @@ class _Inverting:
             )
             result = replace(result, proposer=self._proposer)
             if self._states.positions == "last":
-                result = say_of_last(result)
+                result = say_of_last(result, outcome.tried)
             yield self._proved(result, one, progress) if self._options.prove else result
 
     def _budget(self, length: int) -> Budget:
+        if self._states.positions == "last":
+            return one_vector_budget(self._options.max_tests, self._options.timeout)
         bound = length * self._model.vocab_size
         return Budget(min(self._options.max_tests or bound, bound), self._options.timeout)
 

@@ -80,6 +80,7 @@ class Outcome:
     failure: Position | None
     reason: str
     undecided: bool = False  # not every alternative was followed
+    tried: str = ""  # of one vector for a whole prompt: which prompts were tried, in words
 
 
 class Search:

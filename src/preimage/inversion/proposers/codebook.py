@@ -79,7 +79,7 @@ class Codebook(nn.Module):
         ridge = _RIDGE[kind] * gram.diagonal().mean().clamp_min(1e-30)
         solution = torch.linalg.solve(gram + ridge * torch.eye(len(gram)).to(gram), left.T @ x.double())
         noise = x.double() - left @ solution
-        whiten = _whitening(noise)
+        whiten = whitening(noise)
         context = solution[given.shape[1] :]
         undo = torch.cat([-context[:d], torch.eye(d).to(context), -context[d:]])
         self.read[kind] = (undo @ whiten.T).float()
@@ -143,11 +143,11 @@ def _states(model: LanguageModel, layer: Layer, ids: Int[Tensor, "prompt positio
     return torch.cat([model.states(part, (layer,))[layer].float() for part in ids.split(size)])
 
 
-def _whitening(noise: Float[Tensor, "row d"]) -> Float[Tensor, "d d"]:
+def whitening(noise: Float[Tensor, "row d"]) -> Float[Tensor, "d d"]:
     """W with W S W^T = I for the (shrunk) covariance S of the noise."""
     covariance = noise.T @ noise / len(noise)
     mean = covariance.diagonal().mean().clamp_min(1e-12)
     shrunk = (1 - _SHRINKAGE) * covariance + _SHRINKAGE * mean * torch.eye(len(covariance)).to(noise)
     values, vectors = torch.linalg.eigh(shrunk)
-    whitening: Tensor = (vectors * values.clamp_min(1e-9 * float(mean)).rsqrt()).T
-    return whitening
+    solution: Tensor = (vectors * values.clamp_min(1e-9 * float(mean)).rsqrt()).T
+    return solution
