@@ -40,7 +40,7 @@ LONGEST = 64  # constant prompts of up to so many tokens are tried
 SECONDS = 60.0  # of the search for longer prompts, where no limit is given
 _LISTED = 8  # constant prompts of up to so many tokens are listed
 # Prompts of that search where no limit is given: so many vocabularies; of a small one, so many of its pairs.
-_TESTS, _PAIRS, _TESTS_AT_LEAST, _ENOUGH = 16, 8, 4096, 2**16
+_TESTS, _PAIRS, _TESTS_AT_LEAST, _ENOUGH = 16, 8, 2048, 2**16
 _KEPT = {"last": "Only the last position was kept", "mean": "Only the mean over positions was kept"}
 
 
@@ -253,29 +253,31 @@ class _Inverting:
         ids = " ".join(map(str, nearest))
         reason = (
             f"{scan.stopped} {self._kept}, and no prompt that was tried fits: the nearest, {ids}, is "
-            f"{distance:.4g} away and {self._radius:.4g} is allowed. {self._words()} Longer prompts need the "
-            "states of every position."
+            f"{distance:.4g} away and {self._radius:.4g} is allowed. {self._words(near=False)} Longer "
+            "prompts need the states of every position."
         ).strip()
         last = nearest[-1] if nearest else 0
         failure = Position(
             0, last, distance, self._radius, False, None, None, sum(self._tried.counts.values())
         )
-        return Outcome((), (), failure, reason, undecided=bool(scan.stopped))
+        return Outcome((), (), failure, reason, undecided=True)
 
     @property
     def _others_are_far(self) -> bool:
         return self._tried.outside[0] >= FAR * self._reach
 
-    def _words(self, more: str = "") -> str:
-        """Which prompts were tried."""
+    def _words(self, more: str = "", *, near: bool = True) -> str:
+        """Which prompts were tried, and how near others came than those that fit."""
         counts, vocabulary = self._tried.counts, self._model.vocab_size
-        words = [f"{'all ' * (counts[1] == vocabulary)}{counts[1]} prompts of one token"] if counts[1] else []
+        parts = [f"{'all ' * (counts[1] == vocabulary)}{counts[1]} prompts of one token"] if counts[1] else []
         longer = sorted(n for n in counts if n > 1 and counts[n])
         if longer:
             lengths = f"{longer[0]} to {longer[-1]}" if len(longer) > 1 else f"{longer[0]}"
-            words.append(f"{sum(counts[n] for n in longer)} of {lengths} tokens")
+            parts.append(f"{sum(counts[n] for n in longer)} of {lengths} tokens")
         distance = self._tried.outside[0]
-        near = "" if distance == math.inf or not self._radius else (
-            f" None that does not fit is nearer than {distance / self._radius:.3g} times what is allowed."
-        )  # fmt: skip
-        return f"Tried were {' and '.join(words)}{more}.{near}"
+        words = f"Tried were {' and '.join(parts)}{more}."
+        if near and math.isfinite(distance) and self._radius:
+            words += (
+                f" None that does not fit is nearer than {distance / self._radius:.3g} times what is allowed."
+            )
+        return words

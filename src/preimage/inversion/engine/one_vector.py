@@ -33,8 +33,9 @@ MAX_LENGTH = LONGEST_READ  # tokens of the longest prompts that are searched for
 ENUMERATED = 4096  # where there are no more prompts of a length than this, all of them are tried
 _BATCH = {"cpu": 1024, "cuda": 65536}  # tokens in one pass
 _TOGETHER = {"cpu": 1, "cuda": 16}  # prompts whose neighbours are tried together
-_START = (128, 16)  # prompts of the likeliest length to begin with, and of the unlikeliest
+_START, _START_EXPECTED = 96, 16  # prompts to begin with, by the readers alone and with what a model expects
 _START_TOKENS = 64  # at each slot, to make these of
+_HEAD_START = 2048  # tokens that the likeliest length is ahead of one with half its share
 _WIDTHS = (
     24,
     96,
@@ -165,7 +166,8 @@ class VectorSearch:
         best = max(likely)
         # what a token costs by the length of its prompt; whoever has spent least is next
         self._cost = {n: 1 + _UNLIKELY * (best - likely[n - 1]) for n in self.lengths}
-        self._spent = dict.fromkeys(self.lengths, 0.0)
+        self._spent = {n: _HEAD_START * (cost - 1) for n, cost in self._cost.items()}
+        self._begun: set[int] = {1}  # one token alone is not searched for
         self._scores = {n: readers.slots(vector, n, self._features, mean=mean) for n in self.lengths if n > 1}
         self._like: dict[int, list[int]] = {}  # tokens like a token
         # by length: priority, level, distance and prompt
@@ -176,12 +178,16 @@ class VectorSearch:
         for n in self.lengths:
             if n > 1 and self._model.vocab_size**n <= ENUMERATED:
                 self._try(product(range(self._model.vocab_size), repeat=n))
-        most, least = _START
-        for rank, n in enumerate(self.lengths):
-            if n > 1 and not self._tried.fits:
-                self._try(self._start(n, max(most >> rank, least)))
-        while not self._tried.fits and (open_ := [n for n in self.lengths if self._heaps[n]]):
-            self._widen(min(open_, key=self._spent.__getitem__))
+        while not self._tried.fits and (open_ := [n for n in self.lengths if self._is_open(n)]):
+            n = min(open_, key=self._spent.__getitem__)
+            if n in self._begun:
+                self._widen(n)
+            else:
+                self._begun.add(n)
+                self._try(self._start(n))
+
+    def _is_open(self, length: int) -> bool:
+        return length not in self._begun or bool(self._heaps[length])
 
     def _widen(self, length: int) -> None:
         """Try prompts beside the best of a length."""
@@ -205,12 +211,11 @@ class VectorSearch:
         priority = distance * (1 + _WIDER * level * min(n - 1, 3))
         heapq.heappush(self._heaps[n], (priority, level, distance, prompt))
 
-    def _start(self, length: int, count: int) -> list[Prompt]:
+    def _start(self, length: int) -> list[Prompt]:
         """The likeliest prompts by the readers alone, and with what the model expects."""
-        half = max(1, count // 2)
-        prompts = self._beam(length, half, 0.0)
+        prompts = self._beam(length, _START, 0.0)
         if self._table is not None:
-            prompts += self._beam(length, half, 1.0)
+            prompts += self._beam(length, _START_EXPECTED, 1.0)
         return prompts
 
     def _beam(self, length: int, count: int, prior: float) -> list[Prompt]:
@@ -220,7 +225,7 @@ class VectorSearch:
         for slot in range(length):
             scores = self._scores[length][slot].expand(len(ids), -1)
             if prior and slot:
-                scores = scores + prior * self._expected(ids)[:, -1]
+                scores = scores + prior * self._expected(ids, last=True)[:, 0]
             if self._mean and slot:  # the slots' readers are the same, and one vector must not count twice
                 scores = scores.scatter(1, ids.to(scores.device), -torch.inf)
             few = scores.topk(min(_START_TOKENS, scores.shape[1]))
@@ -231,10 +236,12 @@ class VectorSearch:
             totals = best.values
         return [tuple(row) for row in ids.tolist()]
 
-    def _expected(self, ids: Int[Tensor, "prompt position"]) -> Float[Tensor, "prompt position vocabulary"]:
-        """Log-probabilities of what follows each position, as the model has them."""
+    def _expected(
+        self, ids: Int[Tensor, "prompt position"], *, last: bool = False
+    ) -> Float[Tensor, "prompt asked vocabulary"]:
+        """Log-probabilities of what follows each position, or the last, as the model has them."""
         assert self._table is not None, "a model without an LM head expects nothing"
-        final = self._model.states(ids, ("final",))["final"]
+        final = self._model.states(ids, ("final",))["final"][:, -1 if last else 0 :]
         return (final.to(self._table.dtype) @ self._table.T).float().log_softmax(dim=-1)
 
     def _moves(self, prompt: Prompt, level: int) -> Iterator[Prompt]:
