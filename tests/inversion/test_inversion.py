@@ -206,8 +206,8 @@ def test_last_state_with_absolute_positions_is_not_ambiguous() -> None:
     states = preimage.capture(model, [[7], [7, 7, 7]], layers=2, positions="last")
     one, three = preimage.invert(model, states)
     assert (one.status, one.token_ids) == ("recovered", (7,))
-    assert three.status == "not_recovered"
-    assert "every position" in three.reason
+    assert (three.status, three.token_ids, three.unique) == ("recovered", (7, 7, 7), "tested")
+    assert "nothing is proved" in three.uniqueness
 
 
 def test_wrong_branches_are_backed_out_of(monkeypatch: pytest.MonkeyPatch) -> None:

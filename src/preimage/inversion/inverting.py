@@ -19,7 +19,12 @@ from preimage.inversion.baselines.published import UncachedPrefix
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.deciding import Evidence
 from preimage.inversion.engine.fast import FastInverter
-from preimage.inversion.engine.last_position import invert_last
+from preimage.inversion.engine.last_position import (
+    invert_last,
+    one_vector_budget,
+    prepare_last,
+    search_seconds,
+)
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.outcomes import (
     make_result,
@@ -185,6 +190,7 @@ class _Inverting:
         self._known = known  # tokens before the first state
         tap = verifier.tap
         self._own = model.states(torch.tensor([known]), (tap,))[tap][0] if known else None
+        self._one_vector = states.positions != "all"
         self._engine: FastInverter | None = None
         self._patient: FastInverter | None = None  # which tries the whole vocabulary before it gives up
         self._evidence: Evidence | None = None
@@ -204,6 +210,8 @@ class _Inverting:
             make = partial(FastInverter, self._model, self._verifier, proposer, self._repair_policy)
             self._engine, self._patient = make(hand_on=not exact), make()
             self._engine.prepare(max(lengths[index] for index in indices))
+        if self._one_vector and indices:
+            prepare_last(self._model, self._verifier, self._states.positions)
         if self._engine is None or self._model.device.type == "cpu":
             return [(index,) for index in indices]
         batches: list[list[int]] = []
@@ -227,8 +235,14 @@ class _Inverting:
             outcomes = self._engine.run(observed, budgets, self._known)
         elif self._states.observation.positions == "shuffled":
             outcomes = [self._reordered(observed[0], budgets[0])]
-        elif self._states.positions == "last":
-            outcomes = [invert_last(self._model, observed[0], self._verifier, budgets[0])]
+        elif self._one_vector:
+            outcomes = [
+                invert_last(
+                    self._model, observed[0], self._verifier, clock, positions=self._states.positions,
+                    seconds=search_seconds(self._options.max_tests, self._options.timeout),
+                    progress=progress,
+                )
+            ]  # fmt: skip
         else:
             outcomes = [self._search(observed[0], budgets[0], indices[0])]
         # time and tokens are divided evenly between prompts that shared passes
@@ -238,8 +252,8 @@ class _Inverting:
             result = make_result(
                 self._model, outcome, self._verifier, self._options, budget.tests, seconds, ran
             )
-            if self._states.positions == "last":
-                result = say_of_last(result)
+            if self._one_vector:
+                result = say_of_last(result, outcome.tried)
             elif self._states.observation.positions == "shuffled":
                 pass  # what fits is in its order; nothing is read out of it
             elif outcome.handed_on or result.status == "not_recovered":
@@ -298,6 +312,8 @@ class _Inverting:
         return outcome
 
     def _budget(self, length: int) -> Budget:
+        if self._one_vector:
+            return one_vector_budget(self._options.max_tests, self._options.timeout)
         bound = length * self._model.vocab_size
         return Budget(min(self._options.max_tests or bound, bound), self._options.timeout)
 

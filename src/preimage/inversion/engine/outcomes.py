@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from preimage.inversion.engine.last_position import LONGEST
 from preimage.inversion.engine.search import MAX_PROMPTS, Fit, Outcome, VerifiedPrompt
 from preimage.inversion.engine.verifier import Verifier
 from preimage.inversion.options import InvertOptions
@@ -137,14 +136,11 @@ def say_how(result: Inversion, vocab_size: int) -> Inversion:
     return replace(result, unique="tested", uniqueness=words)
 
 
-def say_of_last(result: Inversion) -> Inversion:
-    """The same of a last position alone: longer prompts were not tried, so nothing is proved."""
+def say_of_last(result: Inversion, tried: str) -> Inversion:
+    """The same of one vector for a whole prompt: most prompts were not tried, so nothing is proved."""
     if result.status != "recovered":
         return result
-    words = (
-        f"{result.uniqueness} So were prompts of this token repeated, up to {LONGEST} times; other longer "
-        "prompts cannot be, but none of the tokens tried is near."
-    )
+    words = f"{tried} Other longer prompts cannot be tried one by one, and nothing is proved of them."
     return replace(result, unique="tested", uniqueness=words)
 
 

@@ -81,6 +81,7 @@ class Outcome:
     reason: str
     undecided: bool = False  # not every alternative was followed
     handed_on: bool = False  # nothing fits at once: evidence is asked before the whole vocabulary is tried
+    tried: str = ""  # of one vector for a whole prompt: which prompts were tried, in words
 
 
 class Search:

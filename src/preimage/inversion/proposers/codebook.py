@@ -77,7 +77,7 @@ class Codebook(nn.Module):
         ridge = _RIDGE[kind] * gram.diagonal().mean().clamp_min(1e-30)
         solution = torch.linalg.solve(gram + ridge * torch.eye(len(gram)).to(gram), left.T @ x.double())
         noise = x.double() - left @ solution
-        whiten = _whitening(noise)
+        whiten = whitening(noise)
         context = solution[given.shape[1] :]
         undo = torch.cat([-context[:d], torch.eye(d).to(context), -context[d:]])
         self.read[kind] = (undo @ whiten.T).float()
@@ -152,11 +152,11 @@ def without_positions(model: LanguageModel, tap: Tap) -> Tap:
     return tap if unrotated(model, tap, probe) is None else tap._replace(rotary="before")
 
 
-def _whitening(noise: Float[Tensor, "row d"]) -> Float[Tensor, "d d"]:
+def whitening(noise: Float[Tensor, "row d"]) -> Float[Tensor, "d d"]:
     """W with W S W^T = I for the (shrunk) covariance S of the noise."""
     covariance = noise.T @ noise / len(noise)
     mean = covariance.diagonal().mean().clamp_min(1e-12)
     shrunk = (1 - _SHRINKAGE) * covariance + _SHRINKAGE * mean * torch.eye(len(covariance)).to(noise)
     values, vectors = torch.linalg.eigh(shrunk)
-    whitening: Tensor = (vectors * values.clamp_min(1e-9 * float(mean)).rsqrt()).T
-    return whitening
+    solution: Tensor = (vectors * values.clamp_min(1e-9 * float(mean)).rsqrt()).T
+    return solution
