@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from preimage.errors import LayerError, OptionError
 from preimage.inversion.baselines.published import UncachedPrefix
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.deciding import Evidence
@@ -34,28 +32,24 @@ from preimage.inversion.engine.outcomes import (
     with_status,
     without_prefix,
 )
-from preimage.inversion.engine.permuted import find_permutation
 from preimage.inversion.engine.policies import GradientPolicy, InterruptedPolicy, Policy, RankedPolicy
 from preimage.inversion.engine.proof import prove, search_everywhere
 from preimage.inversion.engine.search import Outcome, Search
 from preimage.inversion.engine.shuffled import invert_shuffled
 from preimage.inversion.engine.verifier import FAR, CandidatePrefix, Verifier
 from preimage.inversion.options import InvertChanges, InvertOptions
-from preimage.inversion.proposers.registry import GRADIENT, build_proposer
-from preimage.inversion.proposers.standard import FilledProposer, Proposer
-from preimage.inversion.proposers.statistics import statistics_of
+from preimage.inversion.preparing import prepare, proposer_of
+from preimage.inversion.proposers.registry import GRADIENT
+from preimage.inversion.proposers.standard import Proposer
 from preimage.inversion.result import Inversion
-from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
-from preimage.observations import Tap
 from preimage.progress import Progress, silent
-from preimage.states import States, encode_all, noise_of, states_from, undone
+from preimage.states import States
 from preimage.storage import Run
 
 _BATCH_TOKENS = 2**16  # tokens inverted together on a GPU
 _PADDING = 1.25  # longest prompt of a batch over its shortest
 _GRADIENT = (3, 128)  # gradient proposals come after so many ranked batches, and are so many
-_proposers: WeakKeyDictionary[LanguageModel, dict[tuple[object, ...], Proposer]] = WeakKeyDictionary()
 
 
 def invert(
@@ -92,24 +86,8 @@ def invert(
     """
     began = time.perf_counter()
     chosen = replace(options or InvertOptions(), **changes)
-    states = states_from(states, model, layer, observe=chosen.observe, attention_mask=attention_mask)
-    at = _choose_layer(states, layer, model.n_layers)
-    if chosen.prove and states.positions != "all":
-        raise OptionError("These states keep the last position alone.", "Prove states of every position.")
-    states.require_width(model)
-    # what is allowed comes from this model on this machine, never from what came with the states
-    tap = states.observation.tap(at, model.n_layers)
-    states = _undone(model, states, at, tap)
-    noise = noise_of(model, (tap,))[tap]
-    verifier = Verifier(model, tap, noise=noise, tolerance=chosen.tolerance, observation=states.observation)
-    verifier.require_above_noise(states.at(0, at))
-    known = _known_tokens(model, chosen.prefix)
-    states.require_finite(at)  # before any work is done
-    if states.observation.permuted:
-        states = _in_order(model, states, verifier, chosen)
-        verifier = Verifier(
-            model, tap, noise=noise, tolerance=chosen.tolerance, observation=states.observation
-        )
+    states, verifier, known = prepare(model, states, layer, attention_mask, chosen)
+    at = verifier.layer
     work = _Inverting(model, states, verifier, chosen, known)
     plan = {
         "command": "invert",
@@ -133,46 +111,6 @@ def invert(
     in_order = [results[index] for index in range(len(states))]
     run.finish(lambda: [result.to_dict() for result in in_order])
     return in_order
-
-
-def _undone(model: LanguageModel, states: States, at: Layer, tap: Tap) -> States:
-    """The states with what is known of their coordinates' order and rotation turned back."""
-    seen = states.observation
-    if seen.plain or seen.permuted:
-        return states
-    rows = [undone(states.at(index, at), seen, model.width(tap)) for index in range(len(states))]
-    return States.from_tensor([row for row, _ in rows], at, observation=rows[0][1])
-
-
-def _in_order(model: LanguageModel, states: States, verifier: Verifier, options: InvertOptions) -> States:
-    """The states with their coordinates in the model's order, which is found out first."""
-    at, plain = verifier.layer, states.observation.changed(permuted=False)
-    rows = [states.at(index, at) for index in range(len(states))]
-    finder = Verifier(
-        model, verifier.tap, noise=verifier.noise, tolerance=options.tolerance, observation=plain
-    )
-    proposer = _proposer(model, verifier.tap, options.chosen_proposers)
-    budget = Budget(options.max_tests or len(rows[0]) * model.vocab_size, options.timeout)
-    order = find_permutation(model, rows, finder, proposer, budget)
-    back = torch.tensor(order).argsort()
-    return States.from_tensor([row[:, back] for row in rows], at, observation=plain)
-
-
-def _known_tokens(model: LanguageModel, prefix: str | Sequence[int]) -> tuple[int, ...]:
-    """The ids of a known prefix, text as the tokenizer makes it where it stands first."""
-    if not prefix:
-        return ()
-    given = prefix if isinstance(prefix, str) else tuple(prefix)
-    return tuple(encode_all(model, [given])[0])
-
-
-def _choose_layer(states: States, layer: int | str | None, n_layers: int) -> Layer:
-    if layer is not None:
-        return parse_layer(layer, n_layers)
-    if len(states.layers) == 1:
-        return states.layers[0]
-    kept = ", ".join(map(str, states.layers))
-    raise LayerError(f"These states hold {len(states.layers)} layers.", f"Choose one of {kept}.")
 
 
 class _Inverting:
@@ -297,11 +235,8 @@ class _Inverting:
         )
 
     def _make_proposer(self) -> Proposer:
-        proposer = _proposer(self._model, self._verifier.tap, self._options.chosen_proposers)
-        kept = self._verifier.kept
-        if kept is not None:
-            whole = statistics_of(self._model, self._verifier.tap)
-            proposer = FilledProposer(proposer, whole, kept)
+        chosen, tap = self._options.chosen_proposers, self._verifier.tap
+        proposer = proposer_of(self._model, tap, chosen, self._verifier.kept)
         self._proposer = proposer.name
         return proposer
 
@@ -359,14 +294,3 @@ class _Inverting:
         outcome = search_everywhere(model, proved, target, verifier, self._options.timeout)
         open_ = replace(proved, reason=outcome.reason, unique=None, uniqueness="")
         return with_status(open_, outcome, model.vocab_size)
-
-
-def _proposer(model: LanguageModel, tap: Tap, chosen: Sequence[str | Proposer]) -> Proposer:
-    """The proposer of a layer or site; of names alone, it is built once for a model in memory."""
-    names = tuple(one for one in chosen if isinstance(one, str) and one != GRADIENT)
-    if any(not isinstance(one, str) for one in chosen):
-        return build_proposer(model, tap, chosen)
-    known = _proposers.setdefault(model, {})
-    if (tap, names) not in known:
-        known[tap, names] = build_proposer(model, tap, names)
-    return known[tap, names]

@@ -23,7 +23,6 @@ from torch.nn.utils.rnn import pad_sequence
 from preimage.devices import by_device
 from preimage.inversion.engine.apartness import Apartness
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
-from preimage.inversion.engine.expectation import together
 from preimage.inversion.engine.jobs import Job, replaced
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.policies import Policy, RankedPolicy
@@ -291,7 +290,7 @@ class FastInverter:
         known = job.tested.setdefault(at, {})
         tested = distances_of(known, self._model.vocab_size)
         first = by_device(_FIRST_BATCH, self._model.device)
-        order = partial(self._expected_order, job, scores, at)
+        order = partial(job.expected_order, at, scores)
         ranked = RankedPolicy(scores.order(job.index, at), first, prefix.max_candidates, order)
         policy = self._repair_policy(prefix, job.observed[at], ranked)
         nearest: int | None = None
@@ -304,13 +303,6 @@ class FastInverter:
             known.update(zip(ids.tolist(), tested[ids].tolist(), strict=True))
             nearest = job.nearest(at)
         return nearest
-
-    def _expected_order(self, job: Job, scores: Scores, at: int) -> Tensor | None:
-        """Every token by the proposer and by what the model expects behind the verified ones."""
-        expected = job.expected(at)
-        if expected is None:
-            return None
-        return together(scores.at(scores.row(job.index, at))[0].cpu(), expected)
 
     def _hands_on(self, job: Job, at_once: bool = False) -> bool:
         """Whether evidence is asked before a scan: where not even the first token fits, and where what is

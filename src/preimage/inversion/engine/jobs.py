@@ -12,9 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from preimage.inversion.engine.budget import Budget
-from preimage.inversion.engine.expectation import Expectation
+from preimage.inversion.engine.expectation import Expectation, together
 from preimage.inversion.engine.search import Outcome
 from preimage.inversion.engine.verifier import Target
+from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.result import VerifiedPositions
 from preimage.models import Prefix
 
@@ -65,9 +66,12 @@ class Job:
     def _expecting(self) -> Expectation:
         return Expectation(self.prefix.model)
 
-    def expected(self, at: int) -> Float[Tensor, " vocabulary"] | None:
-        """What the model itself expects at a position behind the verified tokens; None at the first."""
-        return self._expecting.behind(self.ids[:at].tolist())
+    def expected_order(self, at: int, scores: Scores) -> Int[Tensor, " vocabulary"] | None:
+        """Every token, by scores and by what the model expects behind the verified ones; None at the first."""
+        expected = self._expecting.behind(self.ids[:at].tolist())
+        return (
+            None if expected is None else together(scores.at(scores.row(self.index, at))[0].cpu(), expected)
+        )
 
     def extend_prefix(self, row: Int[Tensor, " position"], start: int) -> Float[Tensor, "some d_model"]:
         """Run a row from a position on, behind what the prefix holds up to there; the states of it."""

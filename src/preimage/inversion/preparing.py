@@ -1,0 +1,107 @@
+"""From what an inversion is given to what it works on: states in the model's order, a verifier, known tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from preimage.errors import LayerError, OptionError
+from preimage.inversion.engine.budget import Budget
+from preimage.inversion.engine.permuted import find_permutation
+from preimage.inversion.engine.verifier import Verifier
+from preimage.inversion.options import InvertOptions
+from preimage.inversion.proposers.registry import GRADIENT, build_proposer
+from preimage.inversion.proposers.standard import FilledProposer, Proposer
+from preimage.inversion.proposers.statistics import statistics_of
+from preimage.layers import Layer, parse_layer
+from preimage.models import LanguageModel
+from preimage.observations import Tap
+from preimage.states import States, encode_all, noise_of, states_from, undone
+
+_proposers: WeakKeyDictionary[LanguageModel, dict[tuple[object, ...], Proposer]] = WeakKeyDictionary()
+
+
+def prepare(
+    model: LanguageModel, x: Any, layer: int | str | None, attention_mask: Any, options: InvertOptions
+) -> tuple[States, Verifier, tuple[int, ...]]:
+    """States as the model orders them, what decides about them, and the tokens known to come before them."""
+    states = states_from(x, model, layer, observe=options.observe, attention_mask=attention_mask)
+    at = _choose_layer(states, layer, model.n_layers)
+    if options.prove and states.positions != "all":
+        raise OptionError("These states keep the last position alone.", "Prove states of every position.")
+    if options.prefix and states.observation.positions != "all":
+        raise OptionError("A known prefix needs the states of every position.", "Leave the prefix out.")
+    states.require_width(model)
+    tap = states.observation.tap(at, model.n_layers)
+    states = _undone(model, states, at, tap)
+    verifier = _verifier(model, states, tap, options)
+    verifier.require_above_noise(states.at(0, at))
+    known = _known_tokens(model, options.prefix)
+    states.require_finite(at)  # before any work is done
+    if states.observation.permuted:
+        states = _in_order(model, states, tap, options)
+        verifier = _verifier(model, states, tap, options)
+    return states, verifier, known
+
+
+def _verifier(model: LanguageModel, states: States, tap: Tap, options: InvertOptions) -> Verifier:
+    """What is allowed comes from this model on this machine, never from what came with the states."""
+    noise = noise_of(model, (tap,))[tap]
+    return Verifier(model, tap, noise=noise, tolerance=options.tolerance, observation=states.observation)
+
+
+def _undone(model: LanguageModel, states: States, at: Layer, tap: Tap) -> States:
+    """The states with what is known of their coordinates' order and rotation turned back."""
+    seen = states.observation
+    if seen.plain or seen.permuted:
+        return states
+    rows = [undone(states.at(index, at), seen, model.width(tap)) for index in range(len(states))]
+    return States.from_tensor([row for row, _ in rows], at, observation=rows[0][1])
+
+
+def _in_order(model: LanguageModel, states: States, tap: Tap, options: InvertOptions) -> States:
+    """The states with their coordinates in the model's order, which is found out first."""
+    (at,), plain = states.layers, states.observation.changed(permuted=False)
+    rows = [states.at(index, at) for index in range(len(states))]
+    seen = States.from_tensor(rows, at, observation=plain)
+    finder = _verifier(model, seen, tap, options)
+    proposer = proposer_of(model, tap, options.chosen_proposers)
+    budget = Budget(options.max_tests or len(rows[0]) * model.vocab_size, options.timeout)
+    order = find_permutation(model, rows, finder, proposer, budget)
+    back = torch.tensor(order).argsort()
+    return States.from_tensor([row[:, back] for row in rows], at, observation=plain)
+
+
+def _known_tokens(model: LanguageModel, prefix: str | Sequence[int]) -> tuple[int, ...]:
+    """The ids of a known prefix, text as the tokenizer makes it where it stands first."""
+    if not prefix:
+        return ()
+    given = prefix if isinstance(prefix, str) else tuple(prefix)
+    return tuple(encode_all(model, [given])[0])
+
+
+def _choose_layer(states: States, layer: int | str | None, n_layers: int) -> Layer:
+    if layer is not None:
+        return parse_layer(layer, n_layers)
+    if len(states.layers) == 1:
+        return states.layers[0]
+    kept = ", ".join(map(str, states.layers))
+    raise LayerError(f"These states hold {len(states.layers)} layers.", f"Choose one of {kept}.")
+
+
+def proposer_of(
+    model: LanguageModel, tap: Tap, chosen: Sequence[str | Proposer], kept: tuple[int, ...] | None = None
+) -> Proposer:
+    """The proposer of a layer or site; of names alone, it is built once for a model in memory."""
+    if kept is not None:
+        return FilledProposer(proposer_of(model, tap, chosen), statistics_of(model, tap), kept)
+    names = tuple(one for one in chosen if isinstance(one, str) and one != GRADIENT)
+    if any(not isinstance(one, str) for one in chosen):
+        return build_proposer(model, tap, chosen)
+    known = _proposers.setdefault(model, {})
+    if (tap, names) not in known:
+        known[tap, names] = build_proposer(model, tap, names)
+    return known[tap, names]
