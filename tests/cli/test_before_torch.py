@@ -48,7 +48,7 @@ capture --from-tensor FILE --out OUT
 capture --from-tensor FILE --layer 99 --out OUT
 capture --from-tensor FILE --layer 1 --positions some --out OUT
 capture --from-tensor FILE --layer 1 --observe some --out OUT
-capture --text x --observe keys --out OUT
+capture --text x --observe queries --out OUT
 capture --text x --mask-key m --out OUT
 capture --text x --positions mean --out OUT
 collisions --closest 0

@@ -73,7 +73,8 @@ def test_keys_are_captured_and_inverted_blind(document: Any, run: Typed, model: 
         more = ["--rotary", rotary, "--layers", spec, "--withhold-ids", "--out", out]
         code, found = document(*given, *more)
         assert code == 0
-        assert (found["layers"], found["observation"]) == (layers, {"place": "keys", "rotary": rotary})
+        told = {name: found["observation"][name] for name in ("place", "rotary")}
+        assert (found["layers"], told) == (layers, {"place": "keys", "rotary": rotary})
         code, found = document("invert", out, "--layer", 2)
         assert code == 0
         assert found["results"][0]["text"] == "<s>the cat sat"

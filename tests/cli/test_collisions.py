@@ -190,7 +190,7 @@ def test_an_interrupted_search_is_continued_by_the_same_command(
     kept = lines_of(tmp_path / "run")
     assert len(kept) == 2
     code, found = document(*given)
-    assert code == 0
+    assert code == 0, found
     assert lines_of(tmp_path / "run")[:2] == kept
     assert document(*given[:-2]) == (0, found)
     assert not (tmp_path / "run" / "states").exists()

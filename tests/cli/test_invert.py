@@ -116,7 +116,7 @@ def test_a_bundle_is_inverted_by_a_process_that_sees_nothing_else(
 
 
 def holds_no_ids(bundle: Path, ids: list[list[int]], texts: list[str]) -> None:
-    assert sorted(path.name for path in bundle.iterdir()) == [MANIFEST, TENSORS]
+    assert sorted(path.name for path in bundle.iterdir()) == [MANIFEST, "record.jsonl", TENSORS]
     manifest = json.loads((bundle / MANIFEST).read_text())
     assert manifest["token_ids"] is None
     raw = (bundle / TENSORS).read_bytes()
@@ -131,7 +131,7 @@ def holds_no_ids(bundle: Path, ids: list[list[int]], texts: list[str]) -> None:
 
     for found in (*lists_in(manifest), *lists_in(header)):
         assert len(found) < min(map(len, ids))  # groups, layers, shapes: none is as long as a prompt
-    everything = (bundle / MANIFEST).read_bytes() + raw
+    everything = (bundle / MANIFEST).read_bytes() + (bundle / "record.jsonl").read_bytes() + raw
     for row, text in zip(ids, texts, strict=True):
         assert text.encode() not in everything
         for kind in ("<i4", "<i8", "<u2"):

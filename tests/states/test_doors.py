@@ -320,4 +320,4 @@ def test_what_is_inverted_may_come_through_any_door() -> None:
         )  # fmt: skip
     found = preimage.invert(model, outputs.hidden_states, 1, attention_mask=mask, proposers="prior")
     assert [list(result.token_ids) for result in found] == prompts
-    refused(OptionError, lambda: preimage.invert(model, outputs, 1, observe="keys", prefix="a"))
+    refused(OptionError, lambda: preimage.invert(model, outputs, 1, prefix=[5], method="sipit"))

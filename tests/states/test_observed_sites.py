@@ -12,7 +12,7 @@ from preimage.errors import LayerError, OptionError, StatesError
 from preimage.models import LanguageModel
 from preimage.observations import Site
 from preimage.states import noise as noise_module
-from preimage.states import noise_floor, noise_of
+from preimage.states import noise_floor, noise_of, states_from
 from support.bundles import MANIFEST, PROMPTS, manifest_of, same_numbers
 from support.folders import make_folder
 from support.refusing import refused
@@ -33,10 +33,10 @@ def test_what_is_captured_is_what_a_pass_shows_and_what_is_opened(
     states.save(tmp_path / "a")
     for one in (states, streamed, preimage.open_states(tmp_path / "a"), preimage.open_states(tmp_path / "b")):
         same_numbers(one, states)
-        assert (one.observation, one.layers) == (seen, (1, 3))
+        assert (one.observation, one.layers) == (seen.changed(positions=positions), (1, 3))
         assert one.noise_floor == states.noise_floor
         one.require_made_by(model)
-    assert manifest_of(tmp_path / "a")["observation"] == {"place": place, "rotary": rotary}
+    assert manifest_of(tmp_path / "a")["observation"] == seen.changed(positions=positions).where
     assert states.noise_floor == {
         k: noise_floor(model, [Site(k, place, rotary)])[Site(k, place, rotary)] for k in (1, 3)
     }
@@ -81,7 +81,7 @@ def test_final_is_a_layer() -> None:
     states = preimage.capture(model, [[5, 6]], 1, observe="final")
     assert (states.layers, states.observation) == (("final",), Observation())
     same_numbers(states, preimage.capture(model, [[5, 6]], "final"))
-    wrapped = States.from_tensor(states.at(0, "final"), 3, observe="final")
+    wrapped = states_from(states.at(0, "final"), model, observe="final")
     assert (wrapped.layers, wrapped.observation) == (("final",), Observation())
 
 
@@ -107,15 +107,15 @@ def test_blocks_of_different_widths_are_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_widths_are_those_of_the_site(tmp_path: Path) -> None:
     model, keys = tiny("llama"), torch.randn(2, 5, 16)
-    states = States.from_tensor(keys, 2, model, observe="keys")
+    states = States.from_tensor(keys, 2, model, observation=Observation("keys"))
     assert (states.d_model, states.observation) == (16, Observation("keys"))
     error = refused(StatesError, lambda: States.from_tensor(keys, 2, model))
     assert "16 wide, those of LlamaForCausalLM are 32" in error.message
-    error = refused(StatesError, lambda: States.from_tensor(keys, 2, model, observe="kv"))
+    error = refused(StatesError, lambda: States.from_tensor(keys, 2, model, observation=Observation("kv")))
     assert "16 wide, those of LlamaForCausalLM are 32" in error.message
-    refused(OptionError, lambda: States.from_tensor(keys, 0, model, observe="keys"))
+    refused(OptionError, lambda: States.from_tensor(keys, 0, model, observation=Observation("keys")))
     assert States.from_tensor(keys, 2).fingerprint(2) != states.fingerprint(2)
-    values = States.from_tensor(keys, 2, observe="values")
+    values = States.from_tensor(keys, 2, observation=Observation("values"))
     assert values.fingerprint(2) != states.fingerprint(2)
 
 

@@ -1,4 +1,4 @@
-"""From what an inversion is given to what it works on: states in the model's order, a verifier, known tokens."""
+"""From what an inversion is given to what it works on: states in order, a verifier, known tokens."""
 
 from __future__ import annotations
 

@@ -150,6 +150,8 @@ def _observation(where: Any, layout: Layout) -> Observation:
     if where is None:
         return Observation()
     try:
+        if not isinstance(where, dict) or "place" not in where:
+            raise ValueError("its observation names no place")
         observation = Observation.from_dict(where)
         if observation.place == "final":
             raise ValueError("its observation is final, which is a layer")

@@ -269,5 +269,5 @@ def _plan(
         "prompts": hashlib.sha256(json.dumps([list(row) for row in ids]).encode()).hexdigest(),
         "layers": list(layout.layers),
         "positions": layout.positions,
-        "observation": observation.where,
+        "observation": [observation.place, observation.rotary],
     }

@@ -67,7 +67,7 @@ class Job:
         return Expectation(self.prefix.model)
 
     def expected_order(self, at: int, scores: Scores) -> Int[Tensor, " vocabulary"] | None:
-        """Every token, by scores and by what the model expects behind the verified ones; None at the first."""
+        """Every token, by scores and by what the model expects behind the verified ones; at first, None."""
         expected = self._expecting.behind(self.ids[:at].tolist())
         return (
             None if expected is None else together(scores.at(scores.row(self.index, at))[0].cpu(), expected)
