@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from preimage.states import States
 
 _BAR = 24  # characters of the longest bar
+_DOUBTFUL = 0.9  # confidence below which a token is marked
 
 
 def invert(
@@ -95,12 +97,12 @@ def invert(
         rows = [_with_truth(result, states, index) for index, result in enumerate(results)]
         print_result("invert", {"model": loaded.identity.to_dict()} | seen | {"results": rows})
     else:
-        _show(results)
+        _show(results, loaded)
         if prove:
             _show_margins(results, loaded)
     if prove and out is not None:
         _save_figures(results, loaded, out)
-    return DONE if all(result.status == "recovered" for result in results) else FINDINGS
+    return DONE if all(result.status in ("recovered", "likely") for result in results) else FINDINGS
 
 
 def _check_source(
@@ -185,12 +187,16 @@ def _with_truth(result: Inversion, states: States, index: int) -> dict[str, Any]
     return {"index": index, "exact": exact, **result.to_dict()}
 
 
-def _show(results: list[Inversion]) -> None:
+def _show(results: list[Inversion], model: LanguageModel) -> None:
     rows = []
     for index, result in enumerate(results):
         shown = result.text if result.text is not None else " ".join(map(str, result.token_ids))
+        if result.status in ("likely", "not_recovered"):
+            shown = _marked(result, model)
         rows.append([str(index), result.status, shown, str(result.tests), f"{result.seconds:.1f} s"])
     print_table("Recovered prompts", ["#", "status", "prompt", "tests", "time"], rows)
+    if any(result.status in ("likely", "not_recovered") for result in results):
+        print_lines(f"[token?]: less than {_DOUBTFUL:.0%} sure")
     for index, result in enumerate(results):
         if result.reason:
             print_lines(f"{index}: {result.reason}")
@@ -199,3 +205,15 @@ def _show(results: list[Inversion]) -> None:
         if result.status == "ambiguous":
             print_lines(f"{index}: {result.fitting}{'' if result.complete else ' or more'} prompts fit:")
             print_lines(*(f"  {list(ids)}" for ids in result.alternatives))
+
+
+def _marked(result: Inversion, model: LanguageModel) -> str:
+    """What was read, doubtful tokens in brackets; tokens in a row that are alike in that are one text."""
+    read = zip(result.reading.token_ids, result.reading.confidence, strict=True)
+    parts = []
+    for doubtful, run in groupby(read, lambda one: one[1] < _DOUBTFUL):
+        tokens = [token for token, _ in run]
+        text = model.decode(tokens)
+        shown = " ".join(map(str, tokens)) if text is None else text
+        parts.append(f"[{shown}?]" if doubtful else shown)
+    return "".join(parts) if model.tokenizer is not None else " ".join(parts)

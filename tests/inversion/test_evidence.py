@@ -1,0 +1,212 @@
+"""States that no prompt reproduces exactly: read, judged, diagnosed; and those no prompt made, refused."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import preimage
+from preimage import Observation
+from preimage.inversion.engine import evidence, fast
+from preimage.inversion.engine.evidence import Level, weigh
+from preimage.inversion.proposers.statistics import Statistics
+from preimage.models import LanguageModel, new_model
+
+VOCABULARY, LAYER = 300, 2
+PROMPT = [(7 * i * i + 3 * i + 11) % VOCABULARY for i in range(24)]
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return new_model("llama", (96, 3, 4), vocabulary=VOCABULARY, max_length=64, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def states(model: LanguageModel) -> Tensor:
+    return model.states(torch.tensor([PROMPT]), (LAYER,))[LAYER][0].clone()
+
+
+@pytest.fixture(params=["scanned", "handed on"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small vocabularies are tried in full before evidence is asked; large ones are not."""
+    if request.param == "handed on":
+        monkeypatch.setattr(fast, "_SCANNED", 0)
+
+
+def noise_like(states: Tensor, seed: int = 0) -> Tensor:
+    """White noise as long as each state."""
+    noise = torch.randn(states.shape, generator=torch.Generator().manual_seed(seed))
+    return noise / noise.norm(dim=-1, keepdim=True) * states.norm(dim=-1, keepdim=True)
+
+
+@pytest.mark.parametrize("level", [0.01, 0.1, 0.4])
+@pytest.mark.usefixtures("way")
+def test_noisy_states_are_read(model: LanguageModel, states: Tensor, level: float) -> None:
+    (result,) = preimage.invert(model, states + level * noise_like(states), LAYER)
+    assert (result.status, list(result.token_ids)) == ("likely", PROMPT)
+    assert result.reading.token_ids == result.token_ids
+    assert len(result.positions) == len(PROMPT)
+    assert "noise" in result.reason
+    assert min(result.reading.confidence[1:]) > 0.5
+    assert preimage.Inversion.from_dict(result.to_dict()) == result
+
+
+@pytest.mark.usefixtures("way")
+def test_another_precision_is_read(model: LanguageModel, states: Tensor) -> None:
+    coarse = preimage.LanguageModel(
+        type(model.module)(model.module.config), None, name="coarse", anatomy=None
+    )
+    coarse.module.load_state_dict(model.module.state_dict())
+    coarse.module.to(torch.bfloat16)
+    seen = coarse.states(torch.tensor([PROMPT]), (LAYER,))[LAYER][0]
+    (result,) = preimage.invert(model, seen, LAYER)
+    assert result.status == "likely"
+    right = [a == b for a, b in zip(result.reading.token_ids, PROMPT, strict=True)]
+    assert sum(right) >= len(PROMPT) - 1
+    sure = [ok for ok, confidence in zip(right, result.reading.confidence, strict=True) if confidence > 0.99]
+    assert all(sure)
+
+
+@pytest.mark.usefixtures("way")
+def test_exact_states_are_recovered_as_before(model: LanguageModel, states: Tensor) -> None:
+    (result,) = preimage.invert(model, states, LAYER)
+    assert (result.status, list(result.token_ids)) == ("recovered", PROMPT)
+    assert result.reading.confidence == (1.0,) * len(PROMPT)
+
+
+def states_nobody_made(model: LanguageModel, states: Tensor) -> Iterator[tuple[str, Tensor]]:
+    generator = torch.Generator().manual_seed(4)
+    others = torch.randint(VOCABULARY, (7, len(PROMPT)), generator=generator)
+    rest = model.states(others, (LAYER,))[LAYER]
+    vector = torch.randn(states.shape[1], generator=generator)
+    usual = states.norm(dim=1).median()
+    foreign = new_model("llama", (96, 3, 4), vocabulary=VOCABULARY, max_length=64, seed=5, device="cpu")
+    for length in (1, 2, 5, 24):
+        yield f"average of two, {length}", ((states + rest[0]) / 2)[:length]
+        yield f"average of eight, {length}", torch.cat([states[None], rest]).mean(dim=0)[:length]
+        yield f"steered, {length}", (states + usual * vector / vector.norm())[:length]
+        yield f"steered by a state, {length}", (states + 0.7 * (rest[1, 3] - rest[2, 5]))[:length]
+        yield f"random, {length}", noise_like(states, 9)[:length]
+        yield f"another model, {length}", foreign.states(torch.tensor([PROMPT]), (LAYER,))[LAYER][0, :length]
+
+
+@pytest.mark.usefixtures("way")
+def test_states_no_prompt_made_are_not_likely(model: LanguageModel, states: Tensor) -> None:
+    wrong = {}
+    for name, seen in states_nobody_made(model, states):
+        (result,) = preimage.invert(model, seen, LAYER)
+        if result.status != "not_recovered":
+            wrong[name] = (result.status, result.reason)
+        assert len(result.reading.token_ids) == len(seen), name  # there is a reading always
+        assert max(result.reading.confidence) <= 0.9, name
+    assert not wrong
+
+
+@pytest.mark.usefixtures("way")
+def test_a_state_changed_in_the_middle_is_no_noise(model: LanguageModel, states: Tensor) -> None:
+    changed = states.clone()
+    changed[9] += 0.3 * noise_like(states)[9]
+    (result,) = preimage.invert(model, changed, LAYER)
+    assert (result.status, result.failed_position) == ("not_recovered", 9)
+    assert list(result.token_ids) == PROMPT[:9]
+    assert list(result.reading.token_ids[:9]) == PROMPT[:9]
+    assert len(result.reading.token_ids) == len(PROMPT)
+    assert sum(a == b for a, b in zip(result.reading.token_ids, PROMPT, strict=True)) >= len(PROMPT) - 2
+
+
+@pytest.mark.usefixtures("way")
+def test_another_layer_is_named(model: LanguageModel) -> None:
+    below = model.states(torch.tensor([PROMPT]), (1, "final"))
+    (result,) = preimage.invert(model, below[1][0], LAYER)
+    assert result.status == "not_recovered"
+    assert "layer 1, not 2" in result.reason
+    assert list(result.reading.token_ids) == PROMPT
+    (result,) = preimage.invert(model, below["final"][0], 3)
+    assert "layer final, not 3" in result.reason
+
+
+@pytest.mark.parametrize("level", [0.0, 0.1])
+@pytest.mark.usefixtures("way")
+def test_a_known_prefix_is_read_behind(model: LanguageModel, states: Tensor, level: float) -> None:
+    seen = (states + level * noise_like(states))[6:]
+    (result,) = preimage.invert(model, seen, LAYER, prefix=PROMPT[:6])
+    assert result.status == ("likely" if level else "recovered")
+    assert list(result.token_ids) == PROMPT[6:]
+    assert [position.index for position in result.positions] == list(range(len(PROMPT) - 6))
+    assert result.reading.token_ids == result.token_ids
+    (result,) = preimage.invert(model, seen, LAYER)  # without it nothing fits
+    assert result.status != "recovered"
+
+
+@pytest.mark.usefixtures("way")
+def test_some_coordinates_are_enough(model: LanguageModel, states: Tensor) -> None:
+    kept = tuple(range(0, 96, 2))
+    seen = states[:, list(kept)]
+    (result,) = preimage.invert(model, seen, LAYER, observe=Observation(kept=kept))
+    assert (result.status, list(result.token_ids)) == ("recovered", PROMPT)
+    noisy = seen + 0.05 * noise_like(states)[:, list(kept)]
+    (result,) = preimage.invert(model, noisy, LAYER, observe=Observation(kept=kept))
+    assert (result.status, list(result.token_ids)) == ("likely", PROMPT)
+
+
+@pytest.mark.usefixtures("way")
+def test_what_was_given_a_budget_keeps_it(model: LanguageModel, states: Tensor) -> None:
+    noisy = states + 0.1 * noise_like(states)
+    (result,) = preimage.invert(model, noisy, LAYER, max_tests=40)
+    assert result.status == "not_recovered"
+    assert result.tests <= 2 * 40
+    assert len(result.reading.token_ids) == len(PROMPT)
+
+
+def test_noise_is_seen_before_anything_is_read() -> None:
+    generator = torch.Generator().manual_seed(0)
+    few = torch.randn(8, 64, generator=generator)
+    rows = torch.randn(1, 4000, 8, generator=generator) @ few
+    statistics = Statistics.of(rows)
+    states = torch.randn(32, 8, generator=generator) @ few
+    assert float(statistics.noise_variance(states).max()) < 1e-3
+    for level in (0.1, 0.5, 2.0):
+        noisy = states + level * noise_like(states)
+        seen = (statistics.noise_variance(noisy) * 64).sqrt()
+        wanted = level * states.norm(dim=1).double()
+        assert torch.allclose(seen / wanted, torch.ones_like(wanted), atol=0.5)
+        assert (statistics.denoised(noisy) - states).norm() < 0.6 * (noisy - states).norm()
+
+
+def test_coordinates_are_filled_in_from_the_others() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(1, 4000, 3, generator=generator) @ torch.randn(3, 8, generator=generator)
+    statistics = Statistics.of(rows)
+    kept = (0, 2, 3, 6)
+    whole = statistics.filled_in(rows[0, :50, list(kept)], kept)
+    assert torch.allclose(whole, rows[0, :50], atol=1e-2)
+    assert statistics.cut(kept).spread.shape == (4,)
+
+
+def weighed(distances: list[float], level: Level, vocabulary: int = 10**6) -> float:
+    return weigh(
+        list(range(len(distances))), torch.tensor(distances), torch.zeros(len(distances)), level,
+        length=1.0, floor=0.0, vocab_size=vocabulary,
+    ).confidence  # fmt: skip
+
+
+def test_confidence_follows_the_evidence() -> None:
+    white = Level(512)
+    for position in range(20):
+        noise = torch.randn(512, generator=torch.Generator().manual_seed(position))
+        white.note(0.2 * (1 + 0.01 * position), noise)
+    assert white.white
+    assert white.directions == pytest.approx(256)
+    assert weighed([0.2, 0.3], white) > weighed([0.2, 0.21], white) > 0.5
+    assert weighed([0.2, 0.3], white) > weighed([0.5, 0.6], white)  # further than right tokens are elsewhere
+    assert weighed([0.2], white) < 0.9  # nothing to compare with
+    assert weighed([0.2, 0.3], white, vocabulary=2) > weighed([0.2, 0.3], white)  # nothing left to try
+    tilted = Level(512)
+    for _ in range(20):
+        tilted.note(0.2, torch.linspace(9, 0.1, 512))
+    assert not tilted.white
+    assert tilted.directions < white.directions
+    assert math.isclose(evidence.untried(16), 0.15)
+    assert evidence.untried(1024) < evidence.untried(64)
