@@ -147,6 +147,9 @@ def test_without_rotary_nothing_is_turned() -> None:
 
 def test_a_run_of_keys_is_not_continued_as_one_of_values(tmp_path: Path) -> None:
     model, rows = tiny("llama"), torch.randn(1, 4, 16)
-    keys, values = (preimage.States.from_tensor(rows, 2, observe=place) for place in ("keys", "values"))
+    keys, values = (
+        preimage.States.from_tensor(rows, 2, observation=preimage.Observation(place))
+        for place in ("keys", "values")
+    )
     preimage.invert(model, keys, out=tmp_path / "run")
     refused(preimage.errors.RunFolderError, lambda: preimage.invert(model, values, out=tmp_path / "run"))

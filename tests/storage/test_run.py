@@ -76,7 +76,7 @@ def test_a_damaged_run_folder_is_refused_by_the_file(name: str, raw: bytes, tmp_
 def test_a_damaged_item_is_refused_by_the_file(item: object, tmp_path: Path) -> None:
     Run({"layer": 3}, tmp_path / "r").keep("1", {"id": "a"})
     (tmp_path / "r" / "items.jsonl").write_text(json.dumps({"key": "1", "item": item}) + "\n")
-    with pytest.raises(RunFolderError, match="items.jsonl is damaged") as caught:
+    with pytest.raises(RunFolderError, match=r"items\.jsonl is damaged") as caught:
         Run({"layer": 3}, tmp_path / "r").kept(["1"], Verdict)
     assert "\n" not in str(caught.value)
 
