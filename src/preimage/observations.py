@@ -73,9 +73,7 @@ class Observation:
         if self.rotary == "before" and self.place not in ("keys", "kv"):
             raise OptionError(f"{self.place} has no rotary positions.", "Give rotary for keys or kv alone.")
         if self.permuted and (self.kept is not None or self.rotation is not None):
-            raise OptionError(
-                "permuted is for an unknown order.", "Leave out kept and rotation, or permuted."
-            )
+            raise OptionError("permuted is for an unknown order.", "Leave out kept and rotation, or permuted.")
 
     @classmethod
     def of(cls, given: str | Observation | None) -> Observation:

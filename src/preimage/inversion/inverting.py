@@ -167,11 +167,9 @@ class _Inverting:
         if self._engine is not None:
             outcomes = self._engine.run(observed, budgets)
         elif self._states.positions == "last":
-            seconds = search_seconds(self._options.max_tests, self._options.timeout)
+            limit = search_seconds(self._options.max_tests, self._options.timeout)
             outcomes = [
-                invert_last(
-                    self._model, observed[0], self._verifier, clock, seconds=seconds, progress=progress
-                )
+                invert_last(self._model, observed[0], self._verifier, clock, seconds=limit, progress=progress)
             ]
         else:
             outcomes = [self._search(observed[0], budgets[0], indices[0])]
