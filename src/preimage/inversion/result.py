@@ -113,7 +113,7 @@ class Inversion(Saved):
     seconds: float
     setup_seconds: float  # of the call, for all its prompts together
     forward_tokens: int  # token positions run through the model, in all
-    tests: int  # verifier tests; never more than positions x vocabulary
+    tests: int  # verifier tests; never more than positions x vocabulary, where every position was kept
     margin: float | None
     noise_floor: float  # relative
     seed: int

@@ -118,7 +118,7 @@ class _Inverting:
             max_length=max_length,
         )
         scan = None
-        if search.lengths[0] == 1 or self._model.vocab_size <= ENUMERATED:
+        if search.may_be_one or self._model.vocab_size <= ENUMERATED:
             scan = self._scan()
         if scan is None or not self._fits(scan):
             self._search(search, seconds)

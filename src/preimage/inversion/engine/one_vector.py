@@ -48,6 +48,7 @@ _WIDER = (
     0.04  # what a prompt's distance is raised by, each time it was widened, for each slot before its last
 )
 _UNLIKELY = 0.25  # a length has half the share of the likeliest when 1 / _UNLIKELY nats less likely
+_MAY_BE_ONE = 20.0  # nats that a prompt of one token may be less likely and still is tried before all others
 _HELD = 256  # prompts of one round that are kept to go on from
 
 Prompt: TypeAlias = tuple[int, ...]
@@ -164,6 +165,7 @@ class VectorSearch:
         likely = readers.lengths(vector)[: min(max_length, readers.longest)]
         self.lengths = sorted(range(1, len(likely) + 1), key=lambda n: -likely[n - 1])
         best = max(likely)
+        self.may_be_one = likely[0] >= best - _MAY_BE_ONE
         # what a token costs by the length of its prompt; whoever has spent least is next
         self._cost = {n: 1 + _UNLIKELY * (best - likely[n - 1]) for n in self.lengths}
         self._spent = {n: _HEAD_START * (cost - 1) for n, cost in self._cost.items()}

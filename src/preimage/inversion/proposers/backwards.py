@@ -35,9 +35,12 @@ LONGEST_READ = 8  # tokens of the longest prompt that is read
 _RECIPE = 1  # raise when the fit changes
 _ROWS_PER_FEATURE = 4
 _FEWEST_ROWS, _MOST_ROWS = 256, {"cpu": 4096, "cuda": 32768}
+_WINDOW = 64  # tokens of a window that short prompts are cut from
 _WRITTEN = 3 / 8  # of the prompts fitted on, by the model itself
 _BATCH = {"cpu": 2048, "cuda": 65536}  # tokens in one pass
-_RIDGE = 1e-2
+_RIDGE = 0.1
+_FREQUENCY = 2.0  # weight of how often a token occurs in text
+_UNSEEN = 0.3  # times that a token is counted which does not
 _LARGEST = 8.0  # standardised coordinates beyond this are cut
 _LARGEST_FILE = 2**27  # bytes of readers that are kept on disk
 
@@ -87,7 +90,7 @@ def fit_readers(
     model: LanguageModel, see: See, features: Float[Tensor, "vocabulary d_features"], *, mean: bool
 ) -> Readers:
     """Run short prompts through the model and solve for every reader."""
-    ids = _prompts(model, features.shape[1])
+    ids, text = _prompts(model, features.shape[1])
     size = max(1, by_device(_BATCH, model.device) // ids.shape[1])
     with torch.inference_mode():
         states = torch.cat([see(part).float() for part in ids.split(size)])
@@ -108,6 +111,9 @@ def fit_readers(
         given = features[torch.cat([ids[:, slot] for _, slot in pairs])]
         fitted.append(_solve(given, torch.cat([vectors[:, n - 1] for n, _ in pairs]), features))
     read, bias = (torch.stack(column) for column in zip(*fitted, strict=True))
+    if text is not None:
+        seen = torch.bincount(text.flatten(), minlength=len(features)).to(bias)
+        bias += _FREQUENCY * (seen + _UNSEEN).log()
     lengths = _fit_lengths(_standard(states, centre[-1], scale[-1]))
     return Readers(centre, scale, usual, read, bias, *lengths)
 
@@ -134,15 +140,20 @@ def _cache_path(model: LanguageModel, name: str) -> Path:
     return folder / f"{name}-{model.device.type}-v{_RECIPE}.safetensors"
 
 
-def _prompts(model: LanguageModel, d_features: int) -> Int[Tensor, "prompt position"]:
-    """Short prompts to fit on: text, what the model writes, random tokens."""
+def _prompts(
+    model: LanguageModel, d_features: int
+) -> tuple[Int[Tensor, "prompt position"], Int[Tensor, "some position"] | None]:
+    """Short prompts to fit on: text, what the model writes, random tokens; and those that are text."""
     length = min(LONGEST_READ, model.max_length or LONGEST_READ)
     rows = max(_FEWEST_ROWS, min(_ROWS_PER_FEATURE * d_features, by_device(_MOST_ROWS, model.device)))
     own = written_by(model, int(_WRITTEN * rows), length)
     rows -= 0 if own is None else len(own)
-    windows = sample(model, -(-rows * length // (min(64, model.max_length or 64) // length * length)), seed=2)
-    short = windows.unfold(1, length, length).flatten(0, 1)
-    return short if own is None else torch.cat([short, own])
+    each = min(_WINDOW, model.max_length or _WINDOW) // length
+    windows = sample(model, max(4, -(-rows // each)), seed=2)
+    text, drawn = (half.unfold(1, length, length).flatten(0, 1) for half in windows.tensor_split(2))
+    if own is not None:
+        text = torch.cat([text, own])
+    return torch.cat([text, drawn]), None if model.tokenizer is None else text
 
 
 def _reader(length: int, slot: int, mean: bool) -> int:
