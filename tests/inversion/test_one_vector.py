@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import preimage
-from preimage.inversion.engine import last_position
+from preimage.inversion.engine import last_position, verifier
 from preimage.inversion.engine.last_position import invert_last, one_vector_budget, prepare_last
 from preimage.inversion.engine.outcomes import make_result, say_of_last
 from preimage.inversion.engine.verifier import Verifier
@@ -182,7 +182,7 @@ def test_a_search_content_with_too_little_is_told_by_what_is_near(monkeypatch: p
     (near,) = preimage.invert(model, states, tolerance=1e-2)
     assert near.status == "ambiguous"
     assert tuple(ids) in near.alternatives
-    monkeypatch.setattr(last_position, "FAR", 0.0)
+    monkeypatch.setattr(verifier, "FAR", 0.0)
     (fooled,) = preimage.invert(model, states, tolerance=1e-2)
     assert fooled.status == "recovered"  # what the line is there for
 

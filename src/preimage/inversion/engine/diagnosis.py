@@ -86,6 +86,8 @@ def _agreements(model: LanguageModel, observed: Tensor, proposer: Proposer) -> I
             continue
         row = torch.cat([torch.tensor(before, dtype=ids.dtype, device=ids.device), ids])[None]
         for order, (layer, states) in enumerate(model.states(row, all_layers(model.n_layers)).items()):
+            if states.shape[-1] != observed.shape[-1]:
+                continue  # what leaves the last norm of some models is narrower
             difference = states[0, len(before) :].double() - observed.double()
             away = float((difference.norm(dim=1) / lengths).median())
             yield _Agreement(away, order + 100 * len(before), layer, before)
@@ -107,7 +109,11 @@ def _like(model: LanguageModel, observed: Tensor, tap: Layer) -> list[Layer]:
         profiles = {layer: _profile(some.flatten(0, 1)) for layer, some in states.items()}
         _profiles[model], model.forward_tokens = (model.edition, profiles), counted
     own = _profile(observed)
-    apart = {layer: float((mean - own).norm() / mean.norm()) for layer, mean in profiles.items()}
+    apart = {
+        layer: float((mean - own).norm() / mean.norm())
+        for layer, mean in profiles.items()
+        if mean.shape == own.shape
+    }
     near = (layer for layer in sorted(apart, key=apart.__getitem__) if layer != tap)
     return [layer for layer in islice(near, _TRIED) if find_lens(model, layer) is not None]
 
