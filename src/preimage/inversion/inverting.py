@@ -215,7 +215,7 @@ class _Inverting:
         Reading goes on behind what was verified. Where it finds nothing likely and does not know what the
         states are instead, the vocabulary is tried in full.
         """
-        model, budget = self._model, self._budget(len(observed))
+        model, budget = self._model, self._budget(len(observed), result)
         before = model.forward_tokens
         if self._evidence is None:
             self._evidence = Evidence(model, self._verifier, self._make_proposer(), len(self._known))
@@ -246,11 +246,15 @@ class _Inverting:
         outcome, self._order = invert_shuffled(self._model, observed, self._verifier, proposer, budget)
         return outcome
 
-    def _budget(self, length: int) -> Budget:
+    def _budget(self, length: int, spent: Inversion | None = None) -> Budget:
+        """What a prompt may cost, or what is left of it."""
         if self._one_vector:
             return one_vector_budget(self._options.max_tests, self._options.timeout)
-        bound = length * self._model.vocab_size
-        return Budget(min(self._options.max_tests or bound, bound), self._options.timeout)
+        bound, timeout = length * self._model.vocab_size, self._options.timeout
+        tests = min(self._options.max_tests or bound, bound)
+        if spent is None:
+            return Budget(tests, timeout)
+        return Budget(max(0, tests - spent.tests), None if timeout is None else timeout - spent.seconds)
 
     def _repair_policy(self, prefix: CandidatePrefix, observed: Tensor, ranked: Policy) -> Policy:
         """The proposer's order, with SIPIT's gradient in it where that was asked for."""
