@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from preimage.errors import OptionError, StatesError
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.permuted import find_permutation
 from preimage.inversion.engine.shuffled import invert_shuffled
-from preimage.inversion.engine.verifier import Target, Verifier
+from preimage.inversion.engine.verifier import FAR, Target, Verifier
 from preimage.inversion.proposers.registry import build_proposer
 from preimage.models import LanguageModel
 from preimage.observations import Observation
@@ -24,8 +25,9 @@ from support.tiny import NAMES, VOCABULARY, build, random_ids, tiny
 PLENTY = 10**7
 
 
-def verifier_of(model: LanguageModel, layer: int, **changes: object) -> Verifier:
-    return Verifier(model, layer, noise=noise_of(model, layer)[layer], **changes)  # type: ignore[arg-type]
+def verifier_of(model: LanguageModel, layer: int, tolerance: float | None = None, **seen: Any) -> Verifier:
+    noise = noise_of(model, layer)[layer]
+    return Verifier(model, layer, noise=noise, tolerance=tolerance, observation=Observation(**seen))
 
 
 def rows_of(model: LanguageModel, ids: list[int], layer: int = 2) -> Tensor:
@@ -98,7 +100,7 @@ def test_what_is_far_follows_the_width_of_cells() -> None:
     verifier = verifier_of(model, 2)
     exact, fine, coarse = (verifier.target(x).fars for x in (rows, per_token(rows, 127), per_token(rows, 7)))
     reaches = verifier.target(rows).reaches
-    assert exact == pytest.approx([32 * reach for reach in reaches])
+    assert exact == pytest.approx([FAR * reach for reach in reaches])
     for index in range(6):
         assert exact[index] < fine[index] < coarse[index] / 8
     target = verifier.target(rows)
@@ -150,7 +152,7 @@ def test_a_cut_stays_a_view_and_candidates_are_seen_through_it() -> None:
     seen = view(observation)(rows_of(model, ids))
     assert seen.shape == (6, 5)
     assert undone(seen, observation, model.d_model) == (seen, observation)
-    verifier = verifier_of(model, 2, observe=view(observation))
+    verifier = verifier_of(model, 2, kept=observation.kept)
     target = verifier.target(seen)
     away = verifier.whole_sequence(ids, target)
     assert all(one <= radius for one, radius in zip(away, target.radii, strict=True))
