@@ -111,9 +111,9 @@ def test_exactness_does_not_depend_on_the_proposer(trained: Path, monkeypatch: p
     useless = read_lens(trained, model)
     torch.nn.init.normal_(useless.project.weight)
     proposer = proposers.LensProposer(model, 2, useless, 2)
-    from preimage.inversion import inverting
+    from preimage.inversion import preparing
 
-    monkeypatch.setattr(inverting, "build_proposer", lambda *_: proposer)
+    monkeypatch.setattr(preparing, "build_proposer", lambda *_: proposer)
     ids = random_ids(12)
     (found,) = preimage.invert(model, preimage.capture(model, [ids], layers=2))
     assert (found.status, found.token_ids) == ("recovered", tuple(ids))

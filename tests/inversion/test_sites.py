@@ -58,16 +58,16 @@ def test_changed_keys_are_not_taken_for_the_prompt(place: str) -> None:
     for position in (0, 4, 8):
         damaged = observed.clone()
         damaged[position] = other[position] + 0.01
-        states = preimage.States.from_tensor(damaged, 2, observe=place)
+        states = preimage.States.from_tensor(damaged, 2, observation=preimage.Observation(place))
         (result,) = preimage.invert(model, states)
         assert (result.status, result.failed_position) == ("not_recovered", position)
     # what was seen is part of the question: values are no keys
     wrong = preimage.States.from_tensor(
-        observed, 2, observe={"keys": "values", "attention": "mlp"}.get(place, "keys")
+        observed, 2, observation=Observation({"keys": "values", "attention": "mlp"}.get(place, "keys"))
     )
     if wrong.d_model == model.width(Site(2, wrong.observation.place)):
         assert preimage.invert(model, wrong)[0].status == "not_recovered"
-    before = preimage.States.from_tensor(observed, 2, observe=Observation("keys", "before"))
+    before = preimage.States.from_tensor(observed, 2, observation=Observation("keys", "before"))
     if place == "keys":
         assert preimage.invert(model, before)[0].failed_position == 1  # nothing is turned at the first
 

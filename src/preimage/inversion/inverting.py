@@ -144,6 +144,7 @@ class _Inverting:
         every = self._states.observation.positions == "all"
         if self._options.method == "fast" and every and self._states.positions == "all" and indices:
             proposer = self._make_proposer()
+            self._proposer = proposer.name
             exact = self._options.prove or self._options.tolerance is not None
             make = partial(FastInverter, self._model, self._verifier, proposer, self._repair_policy)
             self._engine, self._patient = make(hand_on=not exact), make()
@@ -236,13 +237,12 @@ class _Inverting:
 
     def _make_proposer(self) -> Proposer:
         chosen, tap = self._options.chosen_proposers, self._verifier.tap
-        proposer = proposer_of(self._model, tap, chosen, self._verifier.kept)
-        self._proposer = proposer.name
-        return proposer
+        return proposer_of(self._model, tap, chosen, self._verifier.kept)
 
     def _reordered(self, observed: Tensor, budget: Budget) -> Outcome:
         """Rows in an unknown order: what they came from, and the row of every position."""
         proposer = self._make_proposer()
+        self._proposer = proposer.name
         outcome, self._order = invert_shuffled(self._model, observed, self._verifier, proposer, budget)
         return outcome
 

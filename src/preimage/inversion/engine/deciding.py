@@ -48,10 +48,11 @@ class Evidence:
             reading = self._read_as(looks, observed, budget)
             return replace(result, reading=reading, reason=looks.words), True
         read = self._reader.read(observed, budget, settled)
-        verdict = judge(read, len(settled))
+        coarse = torch.finfo(self._model.dtype).eps > 1e-4
+        verdict = judge(read, len(settled), coarse=coarse)
         if not clean and all(away <= radius for away, radius in zip(read.distances, read.radii, strict=True)):
-            if read.coarse > _SCANS:
-                words = "Every token fits what was kept in few bits; not all others were tried."
+            if coarse or read.coarse > _SCANS:
+                words = "Every token fits what is known so coarsely; not all others were tried."
                 return self._likely(result, read, words), True
             return replace(result, reading=self._reading(read.ids, read.confidence)), False
         if verdict.likely and not clean:

@@ -32,8 +32,8 @@ class Judgement(NamedTuple):
     words: str
 
 
-def judge(read: Read, known: int) -> Judgement:
-    """Judge a reading behind some known positions."""
+def judge(read: Read, known: int, *, coarse: bool = False) -> Judgement:
+    """Judge a reading behind some known positions; in ``coarse`` arithmetic nothing fits exactly."""
     weighed = [one for one in read.weighed[known:] if one is not None]
     if not read.finished or not weighed:
         return Judgement(False, "The budget was spent before every position was read.")
@@ -43,6 +43,10 @@ def judge(read: Read, known: int) -> Judgement:
     off = f"The states are {100 * relative:.2g} % of their length off those of the likeliest prompt"
     gap = statistics.median(one.gap for one in weighed)
     confidence = statistics.median(read.confidence[known:])
+    pairs = zip(read.distances[known:], read.radii[known:], strict=True)
+    exact = sum(away <= radius for away, radius in pairs)
+    if exact > len(read.distances[known:]) / 2 and not coarse:
+        return Judgement(False, f"{exact} positions fit exactly, and others were changed.")
     if relative > _MOST:
         return Judgement(False, f"{off}: no prompt explains anything of them.")
     if gap < _GAP + _GAP_OF_ONE / len(weighed) or confidence < _CONFIDENCE:
