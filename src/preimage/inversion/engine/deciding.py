@@ -11,7 +11,7 @@ from torch import Tensor
 
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.diagnosis import Diagnosis, diagnose
-from preimage.inversion.engine.judgement import cautious, judge
+from preimage.inversion.engine.judgement import cautious, judge, stands_out
 from preimage.inversion.engine.reading import Read, Reader
 from preimage.inversion.engine.verifier import Verifier
 from preimage.inversion.proposers.registry import build_proposer
@@ -51,7 +51,7 @@ class Evidence:
         coarse = torch.finfo(self._model.dtype).eps > 1e-4
         verdict = judge(read, len(settled), coarse=coarse)
         if not clean and all(away <= radius for away, radius in zip(read.distances, read.radii, strict=True)):
-            if coarse or read.coarse > _SCANS:
+            if (coarse or read.coarse > _SCANS) and stands_out(read, len(settled)):
                 words = "Every token fits what is known so coarsely; not all others were tried."
                 return self._likely(result, read, words), True
             return replace(result, reading=self._reading(read.ids, read.confidence)), False

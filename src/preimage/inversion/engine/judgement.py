@@ -42,14 +42,13 @@ def judge(read: Read, known: int, *, coarse: bool = False) -> Judgement:
     )
     off = f"The states are {100 * relative:.2g} % of their length off those of the likeliest prompt"
     gap = statistics.median(one.gap for one in weighed)
-    confidence = statistics.median(read.confidence[known:])
     pairs = zip(read.distances[known:], read.radii[known:], strict=True)
     exact = sum(away <= radius for away, radius in pairs)
     if exact > len(read.distances[known:]) / 2 and not coarse:
         return Judgement(False, f"{exact} positions fit exactly, and others were changed.")
     if relative > _MOST:
         return Judgement(False, f"{off}: no prompt explains anything of them.")
-    if gap < _GAP + _GAP_OF_ONE / len(weighed) or confidence < _CONFIDENCE:
+    if gap < _GAP + _GAP_OF_ONE / len(weighed) or not stands_out(read, known):
         return Judgement(False, f"{off}, and no token stands out: no prompt is likely to have made them.")
     rows = _ordinary(read, known)
     share = float(rows.mean(dim=0).square().sum()) if len(rows) > 1 else 0.0
@@ -66,6 +65,11 @@ def judge(read: Read, known: int, *, coarse: bool = False) -> Judgement:
     return Judgement(
         False, f"{off}, along the directions in which states differ: they are a mixture, or were changed."
     )
+
+
+def stands_out(read: Read, known: int) -> bool:
+    """Whether the tokens of a reading are sure, whatever it leaves over."""
+    return statistics.median(read.confidence[known:]) >= _CONFIDENCE
 
 
 def cautious(confidence: list[float], known: int) -> list[float]:

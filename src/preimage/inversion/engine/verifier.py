@@ -41,6 +41,7 @@ from preimage.states import (
 # the same embedding, and those are tested.
 FAR = 16.0
 _FAR_OF_CELL = 0.25  # of how far states of one cell are from its centre, where that is more
+_FEWEST = 16  # coordinates without which tokens nobody tried may coincide by chance: nothing is far
 _SLACK = 0.25  # of the radius, where that is calibrated
 
 
@@ -88,6 +89,8 @@ class Target:
         nearer to a wide cell some that were not tried may lie in it. The median width counts: coordinates
         that are known far less well than the others say nothing of a token.
         """
+        if self.low.shape[-1] < _FEWEST:
+            return [math.inf] * len(self)
         far = FAR * self.reach
         if self.low is not self.high:
             width = self.high - self.low if self.weights is None else (self.high - self.low) * self.weights
