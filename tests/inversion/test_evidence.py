@@ -69,6 +69,20 @@ def test_another_precision_is_read(model: LanguageModel, states: Tensor) -> None
     assert all(sure)
 
 
+def test_a_token_that_has_a_twin_is_half_sure(states: Tensor) -> None:
+    model = new_model("llama", (96, 3, 4), vocabulary=VOCABULARY, max_length=64, device="cpu")
+    with torch.no_grad():
+        table = model.anatomy.embedding.weight
+        table[299], table[298] = table[PROMPT[7]], table[PROMPT[12]] + 1e-4
+    model = preimage.load(model.module)
+    seen = model.states(torch.tensor([PROMPT]), (LAYER,))[LAYER][0]
+    (result,) = preimage.invert(model, seen + 0.1 * noise_like(seen), LAYER)
+    assert result.status == "likely"
+    for at in (7, 12):
+        assert result.reading.confidence[at] < 0.6
+    assert min(result.reading.confidence[8:12]) > 0.9
+
+
 @pytest.mark.usefixtures("way")
 def test_exact_states_are_recovered_as_before(model: LanguageModel, states: Tensor) -> None:
     (result,) = preimage.invert(model, states, LAYER)

@@ -21,6 +21,7 @@ from preimage.inversion.engine.apartness import Apartness
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.evidence import Level, Weighed, untried, weigh
 from preimage.inversion.engine.expectation import Expectation, in_turns, together
+from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.verifier import Target, Verifier
 from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.proposers.standard import Proposer
@@ -29,6 +30,7 @@ from preimage.models import LanguageModel, Prefix
 
 SURE = 0.99  # a position this sure is settled at once
 _LADDER = {"cpu": (16, 64, 256, 1024), "cuda": (64, 1024)}  # candidates tried where it is not clear
+_ALIKE = 256  # tokens of almost the same embedding that are tried beside one
 _ITSELF = 0.5  # weight of what a proposer says of the first state, a sink, beside its distance
 _STRETCH = (4, 64)  # positions run at once: first and most
 _LOST, _NO_IDEA = 12, 0.2  # after so many positions in a row less sure than this, few candidates are tried
@@ -105,6 +107,7 @@ class _Reading:
         self._sinks = self._statistics.sinks(self._observed).tolist()
         self._levels = {kind: Level(observed.shape[-1]) for kind in (False, True)}
         self._expect_noise()
+        self._lookalikes = lookalikes_of(model)
         self._prefix: Prefix = model.prefix(verifier.tap)
         self._expectation = Expectation(model)
         self._weighed: list[Weighed | None] = [None] * len(observed)
@@ -236,7 +239,8 @@ class _Reading:
             weighed = self._weigh(at + i, [token, other], distances, torch.zeros(2))
             self._tests[at + i] += 2
             usual = self._levels[self._sinks[at + i]].usual(weighed.distances[0] / self._lengths[at + i])
-            if weighed.tokens[0] != token or weighed.confidence < SURE or token == other or not usual:
+            clear = usual and token != other and self._lookalikes.unmistakable([token])
+            if weighed.tokens[0] != token or weighed.confidence < SURE or not clear:
                 break
             self._settle(at + i, weighed, states[i])
             settled += 1
@@ -255,17 +259,19 @@ class _Reading:
             if rung:
                 prior = self._prior(at)
             fresh = _candidates(scores.cpu(), prior, count, tried)
-            if not fresh:
-                break
-            budget.check(len(fresh))
-            for part in torch.tensor(fresh).split(self._prefix.max_candidates):
-                seen = self._prefix.try_tokens(part)
-                distances = torch.cat([distances, self._away(self._target[at], seen)])
-                states = torch.cat([states.to(seen), seen]) if len(states) else seen
-            budget.tests += len(fresh)
-            tried += fresh
             own = _ITSELF * scores.cpu() if at == 0 else prior
-            weighed = self._weigh(at, tried, distances, own[tried])
+            while fresh:  # and what the likeliest of them could be mistaken for
+                budget.check(len(fresh))
+                for part in torch.tensor(fresh).split(self._prefix.max_candidates):
+                    seen = self._prefix.try_tokens(part)
+                    distances = torch.cat([distances, self._away(self._target[at], seen)])
+                    states = torch.cat([states.to(seen), seen]) if len(states) else seen
+                budget.tests += len(fresh)
+                tried += fresh
+                weighed = self._weigh(at, tried, distances, own[tried])
+                fresh = self._mistakable(weighed.tokens[0], tried)
+            if weighed is None:
+                break
             self._rung = max(0, rung - 1)
             if weighed.confidence >= SURE:
                 break
@@ -273,6 +279,11 @@ class _Reading:
         self._lost = self._lost + 1 if weighed.confidence < _NO_IDEA else 0
         self._tests[at] += len(tried)
         self._settle(at, weighed, states[tried.index(weighed.tokens[0])])
+
+    def _mistakable(self, token: int, tried: list[int]) -> list[int]:
+        """Tokens of the same embedding, or of almost the same, that were not tried yet."""
+        alike = (*self._lookalikes.twins(token), *self._lookalikes.near(token))
+        return [other for other in alike if other not in set(tried)][:_ALIKE]
 
     def _settle(self, at: int, weighed: Weighed, state: Float[Tensor, " d"]) -> None:
         self._ids[at] = weighed.tokens[0]
