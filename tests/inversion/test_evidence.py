@@ -10,9 +10,14 @@ from torch import Tensor
 import preimage
 from preimage import Observation
 from preimage.inversion.engine import evidence, fast
+from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.evidence import Level, weigh
+from preimage.inversion.engine.reading import Reader
+from preimage.inversion.engine.verifier import Verifier
+from preimage.inversion.proposers.registry import build_proposer
 from preimage.inversion.proposers.statistics import Statistics
 from preimage.models import LanguageModel, new_model
+from preimage.states import noise_of
 
 VOCABULARY, LAYER = 300, 2
 PROMPT = [(7 * i * i + 3 * i + 11) % VOCABULARY for i in range(24)]
@@ -174,19 +179,34 @@ def test_what_was_given_a_budget_keeps_it(model: LanguageModel, states: Tensor) 
     assert len(result.reading.token_ids) == len(PROMPT)
 
 
-def test_noise_is_seen_before_anything_is_read() -> None:
+def test_noise_is_weighted_down() -> None:
     generator = torch.Generator().manual_seed(0)
     few = torch.randn(8, 64, generator=generator)
-    rows = torch.randn(1, 4000, 8, generator=generator) @ few
-    statistics = Statistics.of(rows)
+    statistics = Statistics.of(torch.randn(1, 4000, 8, generator=generator) @ few)
     states = torch.randn(32, 8, generator=generator) @ few
-    assert float(statistics.noise_variance(states).max()) < 1e-3
     for level in (0.1, 0.5, 2.0):
         noisy = states + level * noise_like(states)
-        seen = (statistics.noise_variance(noisy) * 64).sqrt()
-        wanted = level * states.norm(dim=1).double()
-        assert float((seen / wanted).median()) == pytest.approx(1.0, abs=0.15)
-        assert (statistics.denoised(noisy) - states).norm() < 0.6 * (noisy - states).norm()
+        relative = level / math.sqrt(1 + level**2)
+        assert (statistics.denoised(noisy, relative) - states).norm() < 0.6 * (noisy - states).norm()
+
+
+@pytest.mark.parametrize("level", [0.0, 0.4])
+def test_prompts_read_together_are_read_as_one_by_one(
+    model: LanguageModel, level: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast, "_SCANNED", 0)
+    prompts = [PROMPT[:n] for n in (24, 17, 3, 1)] + [PROMPT[::-1]]
+    rows = [model.states(torch.tensor([ids]), (LAYER,))[LAYER][0] for ids in prompts]
+    rows = [one + level * noise_like(one, seed) for seed, one in enumerate(rows)]
+    tap = Verifier(model, LAYER, noise=noise_of(model, LAYER)[LAYER])
+    reads = []
+    for together in (False, True):
+        reader = Reader(model, tap, build_proposer(model, LAYER))
+        reader._answers.together = together
+        budgets = [Budget(10**9, None) for _ in rows]
+        reads.append([one.ids for one in reader.read(rows, budgets, [()] * len(rows))])
+    assert reads[0] == reads[1]
+    assert reads[0][0][1:] == prompts[0][1:]
 
 
 def test_coordinates_are_filled_in_from_the_others() -> None:

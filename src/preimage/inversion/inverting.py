@@ -184,55 +184,79 @@ class _Inverting:
             ]  # fmt: skip
         else:
             outcomes = [self._search(observed[0], budgets[0], indices[0])]
-        # time and tokens are divided evenly between prompts that shared passes
-        ran = (self._model.forward_tokens - before) // len(indices)
-        seconds = clock.seconds / len(indices)
-        for one, outcome, budget in zip(observed, outcomes, budgets, strict=True):
-            result = make_result(
-                self._model, outcome, self._verifier, self._options, budget.tests, seconds, ran
-            )
-            if self._one_vector:
-                result = say_of_last(result, outcome.tried)
-            elif self._states.observation.positions == "shuffled":
-                pass  # what fits is in its order; nothing is read out of it
-            elif outcome.handed_on or result.status == "not_recovered":
-                result = self._by_evidence(result, one, handed_on=outcome.handed_on)
+        results = [
+            make_result(self._model, outcome, self._verifier, self._options, budget.tests)
+            for outcome, budget in zip(outcomes, budgets, strict=True)
+        ]
+        results = self._shared(results, clock.seconds, before)
+        if self._one_vector:
+            results = [
+                say_of_last(one, outcome.tried) for one, outcome in zip(results, outcomes, strict=True)
+            ]
+        elif self._states.observation.positions != "shuffled":  # what fits is in its order; nothing is read
+            results = self._by_evidence(results, observed, [outcome.handed_on for outcome in outcomes])
+        place = "final" if self._verifier.layer == "final" else self._states.observation.place
+        for one, result in zip(observed, results, strict=True):
             if self._options.prove:
                 result = self._proved(result, one, progress)
             if result.status in ("recovered", "ambiguous"):
                 result = with_exact_reading(result)
             result = without_prefix(result, len(self._known), self._model)
-            place = "final" if result.layer == "final" else self._states.observation.place
             yield replace(result, proposer=self._proposer, observe=place, order=self._order)
+
+    def _shared(self, results: list[Inversion], seconds: float, before: int) -> list[Inversion]:
+        """Time and tokens of passes since ``before``, divided evenly between the prompts that shared them."""
+        count = max(1, len(results))
+        ran = (self._model.forward_tokens - before) // count
+        return [
+            replace(one, seconds=one.seconds + seconds / count, forward_tokens=one.forward_tokens + ran)
+            for one in results
+        ]
 
     def _observed(self, index: int) -> Float[Tensor, "position d"]:
         """The states of a prompt, behind those of the known tokens before it."""
         states = self._states.at(index, self._verifier.layer)
         return states if self._own is None else torch.cat([self._own.to(states), states])
 
-    def _by_evidence(self, result: Inversion, observed: Tensor, *, handed_on: bool) -> Inversion:
-        """What a prompt is by evidence, where none reproduces its states; at last, the whole search.
+    def _by_evidence(
+        self, results: list[Inversion], observed: list[Tensor], handed_on: list[bool]
+    ) -> list[Inversion]:
+        """What prompts are by evidence, where none reproduces their states; at last, the whole search.
 
         Reading goes on behind what was verified. Where it finds nothing likely and does not know what the
         states are instead, the vocabulary is tried in full.
         """
-        model, budget = self._model, self._budget(len(observed), result)
-        before = model.forward_tokens
+        open_ = [i for i, one in enumerate(results) if handed_on[i] or one.status == "not_recovered"]
+        if not open_:
+            return results
+        model, before = self._model, self._model.forward_tokens
+        some = [results[i] for i in open_]
+        budgets = [self._budget(len(observed[i]), results[i]) for i in open_]
         if self._evidence is None:
             self._evidence = Evidence(model, self._verifier, self._make_proposer(), len(self._known))
-        settled = self._known if handed_on else result.token_ids
-        found, explained = self._evidence.decide(result, observed, budget, settled)
-        if handed_on and found.status == "not_recovered" and not explained and self._patient is not None:
-            proposal = found.reading.token_ids
-            (outcome,) = self._patient.run([observed], [budget], self._known, proposal)
-            searched = make_result(model, outcome, self._verifier, self._options, budget.tests, 0.0, 0)
-            reason = f"{searched.reason} {found.reason}".strip()
-            found = replace(searched, reading=found.reading, reason=reason)
+        settled = [self._known if handed_on[i] else results[i].token_ids for i in open_]
+        decided = self._evidence.decide(some, [observed[i] for i in open_], budgets, settled)
+        found = []
+        for i, budget, (result, explained) in zip(open_, budgets, decided, strict=True):
+            if handed_on[i] and result.status == "not_recovered" and not explained:
+                result = self._search_patiently(result, observed[i], budget)
+            found.append(replace(result, tests=results[i].tests + budget.tests))
+        for i, result in zip(open_, self._shared(found, budgets[0].seconds, before), strict=True):
+            results[i] = result
+        return results
+
+    def _search_patiently(self, result: Inversion, observed: Tensor, budget: Budget) -> Inversion:
+        """What comes of trying the vocabulary in full, beginning with what was read."""
+        if self._patient is None:
+            return result
+        (outcome,) = self._patient.run([observed], [budget], self._known, result.reading.token_ids)
+        searched = make_result(self._model, outcome, self._verifier, self._options, 0)
         return replace(
-            found,
-            tests=result.tests + budget.tests,
-            seconds=result.seconds + budget.seconds,
-            forward_tokens=result.forward_tokens + model.forward_tokens - before,
+            searched,
+            reading=result.reading,
+            reason=f"{searched.reason} {result.reason}".strip(),
+            seconds=result.seconds,
+            forward_tokens=result.forward_tokens,
         )
 
     def _make_proposer(self) -> Proposer:

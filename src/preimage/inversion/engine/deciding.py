@@ -33,25 +33,49 @@ class Evidence:
         self._reader = Reader(model, verifier, proposer, known)
 
     def decide(
-        self, result: Inversion, observed: Float[Tensor, "position d"], budget: Budget, settled: Sequence[int]
-    ) -> tuple[Inversion, bool]:
-        """The result with its reading, `likely` where it is; and whether it is known what the states are.
+        self,
+        results: Sequence[Inversion],
+        observed: Sequence[Float[Tensor, "_ d"]],
+        budgets: Sequence[Budget],
+        settled: Sequence[Sequence[int]],
+    ) -> list[tuple[Inversion, bool]]:
+        """Results with their reading, `likely` where it is; and whether it is known what the states are.
 
         ``settled``: tokens from the left that are known or fit exactly. Behind some that fit exactly a state
         was changed, and nothing is likely.
         """
-        clean = len(settled) > self._known
-        looks = Diagnosis()
-        if not settled and self._verifier.kept is None:
-            looks = diagnose(self._model, observed, self._verifier.tap, self._proposer)
-        if looks.words:
-            reading = self._read_as(looks, observed, budget)
-            return replace(result, reading=reading, reason=looks.words), True
-        read = self._reader.read(observed, budget, settled)
+        looks = [Diagnosis()] * len(results)
+        unseen = [index for index, tokens in enumerate(settled) if not tokens]
+        if unseen and self._verifier.kept is None:
+            some = [observed[index] for index in unseen]
+            for index, one in zip(
+                unseen, diagnose(self._model, some, self._verifier.tap, self._proposer), strict=True
+            ):
+                looks[index] = one
+        decided: dict[int, tuple[Inversion, bool]] = {}
+        for index, look in enumerate(looks):
+            if look.words:
+                reading = self._read_as(look, observed[index], budgets[index])
+                decided[index] = replace(results[index], reading=reading, reason=look.words), True
+        left = [index for index in range(len(results)) if index not in decided]
+        reads = self._reader.read(
+            [observed[index] for index in left],
+            [budgets[index] for index in left],
+            [settled[index] for index in left],
+        )
+        for index, read in zip(left, reads, strict=True):
+            decided[index] = self._decided(results[index], read, looks[index], len(settled[index]))
+        return [decided[index] for index in range(len(results))]
+
+    def _decided(
+        self, result: Inversion, read: Read, looks: Diagnosis, settled: int
+    ) -> tuple[Inversion, bool]:
+        """What a reading makes of a result, behind so many tokens that are known or fit exactly."""
+        clean = settled > self._known
         coarse = torch.finfo(self._model.dtype).eps > 1e-4
-        verdict = judge(read, len(settled), coarse=coarse)
+        verdict = judge(read, settled, coarse=coarse)
         if not clean and all(away <= radius for away, radius in zip(read.distances, read.radii, strict=True)):
-            if (coarse or read.coarse > _SCANS) and stands_out(read, len(settled)):
+            if (coarse or read.coarse > _SCANS) and stands_out(read, settled):
                 words = "Every token fits what is known so coarsely; not all others were tried."
                 return self._likely(result, read, words), True
             return replace(result, reading=self._reading(read.ids, read.confidence)), False
@@ -60,7 +84,7 @@ class Evidence:
         reason = verdict.words
         if looks.away > _NOTHING:
             reason += f" They look like no layer of {self._model.name}: another model's, or changed."
-        reading = self._reading(read.ids, cautious(read.confidence, len(settled)))
+        reading = self._reading(read.ids, cautious(read.confidence, settled))
         return replace(result, reading=reading, reason=result.reason or reason), False
 
     def _likely(self, result: Inversion, read: Read, words: str) -> Inversion:
@@ -101,7 +125,8 @@ class Evidence:
         if before:
             own = self._model.states(torch.tensor([before]), (layer,))[layer][0]
             rows = torch.cat([own.to(rows), rows])
-        read = Reader(self._model, verifier, proposer, len(before)).read(rows, budget, before)
+        reader = Reader(self._model, verifier, proposer, len(before))
+        (read,) = reader.read([rows], [budget], [before])
         return self._reading(read.ids[len(before) :], read.confidence[len(before) :])
 
     def _reading(self, ids: Sequence[int], confidence: Sequence[float]) -> Reading:

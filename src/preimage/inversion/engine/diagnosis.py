@@ -7,7 +7,7 @@ said, that is what they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -15,7 +15,9 @@ from weakref import WeakKeyDictionary
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from preimage.devices import BATCH_TOKENS, by_device
 from preimage.inversion.proposers.lens_files import find_lens
 from preimage.inversion.proposers.registry import build_proposer
 from preimage.inversion.proposers.standard import Proposer
@@ -41,19 +43,24 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(
-    model: LanguageModel, observed: Float[Tensor, "position d"], tap: Tap, proposer: Proposer
-) -> Diagnosis:
+    model: LanguageModel, observed: Sequence[Float[Tensor, "_ d"]], tap: Tap, proposer: Proposer
+) -> list[Diagnosis]:
     """Compare states with every layer, behind nothing and behind every token a prompt may begin with."""
     if isinstance(tap, Site):
-        return Diagnosis()
-    observed = observed.to(model.device)
-    found: list[_Agreement] = []
+        return [Diagnosis()] * len(observed)
+    on_device = [one.to(model.device) for one in observed]
     with torch.inference_mode():
-        for assumed in (tap, *_like(model, observed, tap)):
-            reader = proposer if assumed == tap else build_proposer(model, assumed)
-            found += _agreements(model, observed, reader)
-            if min(found).away <= _AGREES:
-                break
+        found = _agreements(model, on_device, proposer)
+        for index, (rows, own) in enumerate(zip(on_device, found, strict=True)):
+            for assumed in _like(model, rows, tap) if min(own).away > _AGREES else ():
+                own += _agreements(model, [rows], build_proposer(model, assumed))[0]
+                if min(own).away <= _AGREES:
+                    break
+            found[index] = own
+    return [_named(model, own, tap) for own in found]
+
+
+def _named(model: LanguageModel, found: list[_Agreement], tap: Layer) -> Diagnosis:
     said = min(one.away for one in found if one.layer == tap and not one.before)
     best = min(found)
     if best.away > _AGREES or best.away > _BETTER * said or (best.layer, best.before) == (tap, ()):
@@ -75,22 +82,33 @@ class _Agreement(NamedTuple):
     before: tuple[int, ...]
 
 
-def _agreements(model: LanguageModel, observed: Tensor, proposer: Proposer) -> Iterator[_Agreement]:
+def _agreements(
+    model: LanguageModel, observed: Sequence[Float[Tensor, "_ d"]], proposer: Proposer
+) -> list[list[_Agreement]]:
     """How near states are to every layer of what a proposer reads in them, as it is and behind a token."""
-    valid = torch.ones(1, len(observed), dtype=torch.bool, device=model.device)
-    ids = proposer.score(observed[None].float(), valid).best()[0]
-    lengths = observed.double().norm(dim=1).clamp_min(1e-30)
-    longest = model.max_length or len(ids) + 1
+    found: list[list[_Agreement]] = [[] for _ in observed]
+    counts = torch.tensor([len(one) for one in observed], device=model.device)
+    padded = pad_sequence(list(observed), batch_first=True)
+    valid = torch.arange(padded.shape[1], device=model.device) < counts[:, None]
+    ids = proposer.score(padded.float(), valid).best()
+    lengths = padded.double().norm(dim=-1).clamp_min(1e-30)
+    longest = model.max_length or padded.shape[1] + 1
+    size = max(1, by_device(BATCH_TOKENS, model.device) // padded.shape[1])
     for before in ((), *_beginnings(model)):
-        if len(ids) + len(before) > longest:
+        if padded.shape[1] + len(before) > longest:
             continue
-        row = torch.cat([torch.tensor(before, dtype=ids.dtype, device=ids.device), ids])[None]
-        for order, (layer, states) in enumerate(model.states(row, all_layers(model.n_layers)).items()):
-            if states.shape[-1] != observed.shape[-1]:
-                continue  # what leaves the last norm of some models is narrower
-            difference = states[0, len(before) :].double() - observed.double()
-            away = float((difference.norm(dim=1) / lengths).median())
-            yield _Agreement(away, order + 100 * len(before), layer, before)
+        for some in torch.arange(len(padded)).split(size):
+            ahead = torch.tensor(before, dtype=ids.dtype, device=ids.device).expand(len(some), -1)
+            rows = torch.cat([ahead, ids[some]], dim=1)
+            for order, (layer, states) in enumerate(model.states(rows, all_layers(model.n_layers)).items()):
+                if states.shape[-1] != padded.shape[-1]:
+                    continue  # what leaves the last norm of some models is narrower
+                difference = states[:, len(before) :].double() - padded[some].double()
+                away = difference.norm(dim=-1) / lengths[some]
+                away = away.masked_fill(~valid[some], torch.nan).nanmedian(dim=1).values
+                for index, one in zip(some.tolist(), away.tolist(), strict=True):
+                    found[index].append(_Agreement(one, order + 100 * len(before), layer, before))
+    return found
 
 
 def _beginnings(model: LanguageModel) -> list[tuple[int, ...]]:

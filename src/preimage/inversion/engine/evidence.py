@@ -28,7 +28,7 @@ _LEAST_SPREAD = 0.05  # of log distances
 _UNKNOWN_SPREAD = 1.0  # before any position was read
 _UNTRIED = 0.15, 16.0  # the chance that the right token is not among so many tried
 _ALIKE = 0.15, 0.02  # log of how much nearer one wrong token is than the next: its scale, its least chance
-_SEED = 2  # positions that what was seen of white noise beforehand counts for
+_SEED = 2  # positions that what was seen of noise beforehand counts for
 _USUAL = 2.5  # spreads above the centre up to which a distance is that of a right token
 
 
@@ -40,10 +40,10 @@ class Level:
     logs: list[float] = field(default_factory=list)  # of distance over length
     tilts: list[float] = field(default_factory=list)  # variance along directions of most and of least spread
 
-    def expect_white(self, relative: float) -> None:
-        """Take in beforehand that white noise was seen, and how long it is."""
-        self.logs += [math.log(relative)] * _SEED
-        self.tilts += [1.0] * _SEED
+    def expect(self, relative: float, tilt: float) -> None:
+        """Take in beforehand what noise was seen: how long it is, and its tilt."""
+        self.logs += [math.log(max(relative, 1e-30))] * _SEED
+        self.tilts += [tilt] * _SEED
 
     def note(self, relative: float, along: Float[Tensor, " d"]) -> None:
         """Take in a position that was read: its relative distance, and its residual by directions."""
@@ -54,9 +54,14 @@ class Level:
         self.tilts.append(float(top / quiet.clamp_min(1e-300)))
 
     @property
+    def tilt(self) -> float:
+        """How much more is left over along the directions of most spread than along those of least."""
+        return _median(self.tilts)
+
+    @property
     def white(self) -> bool:
         """Whether what is left over lies in all directions alike, those in which states differ or not."""
-        return bool(self.tilts) and _median(self.tilts) <= _LEVEL
+        return bool(self.tilts) and self.tilt <= _LEVEL
 
     @property
     def directions(self) -> float:

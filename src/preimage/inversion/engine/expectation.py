@@ -25,16 +25,19 @@ class Expectation:
         table = self._model.unembedding
         if self._prefix is None or table is None or not ids:
             return None
-        shared = next(
-            (i for i, (a, b) in enumerate(zip(ids, self._held, strict=False)) if a != b),
-            min(len(ids), len(self._held)),
-        )
+        shared = shared_tokens(ids, self._held)
         if shared < len(ids) or shared < len(self._held) or self._last is None:
             shared = min(shared, len(ids) - 1)  # the last token is run again for its state
             self._prefix.crop(shared)
             self._last = self._prefix.extend(torch.tensor(ids[shared:]))[-1]
             self._held = list(ids)
         return (table.float() @ self._last.float()).log_softmax(dim=0).cpu()
+
+
+def shared_tokens(ids: Sequence[int], others: Sequence[int]) -> int:
+    """How many first tokens two prompts have in common."""
+    differ = (i for i, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b)
+    return next(differ, min(len(ids), len(others)))
 
 
 def in_turns(orders: Sequence[Sequence[int]], count: int, without: Sequence[int] = ()) -> list[int]:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from preimage.inversion.engine.budget import Budget
-from preimage.inversion.engine.expectation import Expectation, together
+from preimage.inversion.engine.expectation import Expectation, shared_tokens, together
 from preimage.inversion.engine.search import Outcome
 from preimage.inversion.engine.verifier import Target
 from preimage.inversion.proposers.scores import Scores
@@ -92,10 +92,7 @@ class Job:
     def prefix_at(self, length: int) -> Prefix:
         """The cached prefix, holding just the first tokens of the prompt."""
         ids = self.ids[:length].tolist()
-        shared = next(
-            (i for i, (a, b) in enumerate(zip(ids, self.held, strict=False)) if a != b),
-            min(length, len(self.held)),
-        )
+        shared = shared_tokens(ids, self.held)
         self.prefix.crop(shared)
         if shared < length:
             self.prefix.extend(self.ids[shared:length])

@@ -15,13 +15,7 @@ from preimage.models import LanguageModel
 
 
 def make_result(
-    model: LanguageModel,
-    outcome: Outcome,
-    verifier: Verifier,
-    options: InvertOptions,
-    tests: int,
-    seconds: float,
-    forward_tokens: int,
+    model: LanguageModel, outcome: Outcome, verifier: Verifier, options: InvertOptions, tests: int
 ) -> Inversion:
     """The result of one prompt; what is the call's alone is filled in by the caller."""
     best: Sequence[Fit] = outcome.hypotheses[0] if outcome.hypotheses else outcome.partial
@@ -42,9 +36,9 @@ def make_result(
         layer=verifier.layer,
         method=options.method,
         proposer="",
-        seconds=seconds,
+        seconds=0.0,
         setup_seconds=0.0,
-        forward_tokens=forward_tokens,
+        forward_tokens=0,
         tests=tests,
         margin=min(others, default=None),
         noise_floor=verifier.noise.relative,

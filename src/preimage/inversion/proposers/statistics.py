@@ -1,8 +1,7 @@
 """How the states at a place of a model are spread: their mean, and the directions in which they differ.
 
-What a model computes differs along few directions. What noise adds lies in all of them alike. Along the many
-directions in which states hardly differ noise can be seen, and its strength measured, without knowing the
-prompt; along the others it is weighted down before anything is proposed.
+What a model computes differs along few directions. What noise adds lies in all of them alike: along those in
+which states hardly differ it is weighted down before anything is proposed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ _RECIPE = 1  # raise when the measurement changes
 _PROMPTS = 16  # of text, and as many of random tokens
 _SINK = 4.0  # a sink is so many times as long as the median state
 _RIDGE = 1e-4  # of the spread, where coordinates are filled in
-_QUIET = 0.5  # of the directions: those in which states differ least
 
 
 @dataclass(frozen=True)
@@ -87,19 +85,14 @@ class Statistics:
         """Rows, or differences of rows, along the principal directions."""
         return rows.double() @ self.axes
 
-    def noise_variance(self, observed: Float[Tensor, "position d"]) -> Float[Tensor, " position"]:
-        """The variance that noise adds to every coordinate, as the quiet directions show it; 0 for none."""
-        along = self.coordinates(observed.double() - self.mean).square() - self.spread
-        quiet = along[:, int(_QUIET * along.shape[1]) :]
-        return quiet.mean(dim=1).clamp_min(0)
-
-    def denoised(self, observed: Float[Tensor, "position d"]) -> Float[Tensor, "position d"]:
-        """Each ordinary state as it most likely was before white noise was added."""
-        variance = self.noise_variance(observed)[:, None]
+    def denoised(self, observed: Float[Tensor, "position d"], relative: float) -> Float[Tensor, "position d"]:
+        """Each state as it most likely was before white noise; ``relative``: to what its length is now."""
+        lengths = observed.double().norm(dim=-1, keepdim=True)
+        variance = (relative * lengths).square() / observed.shape[-1]
         along = self.coordinates(observed.double() - self.mean)
         shrunk = along * (self.spread / (self.spread + variance).clamp_min(1e-30))
-        calm = (shrunk @ self.axes.T + self.mean).to(observed.dtype)
-        return torch.where(self.sinks(observed)[:, None], observed, calm)
+        calm: Tensor = shrunk @ self.axes.T + self.mean
+        return calm.to(observed.dtype)
 
 
 _known: WeakKeyDictionary[LanguageModel, dict[tuple[int, Tap], Statistics]] = WeakKeyDictionary()
