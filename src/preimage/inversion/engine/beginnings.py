@@ -2,13 +2,13 @@
 
 The first state is an attention sink: noise, or another arithmetic, drowns what it says of its token. What
 follows looks back on it. So pairs of first tokens are run with the tokens read behind them, and the states
-of all of these decide: few pairs, and where none of them stands out, many.
+of all of these decide: few pairs; where none of them stands out, many; and then tokens like the best one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -22,11 +22,16 @@ from preimage.inversion.engine.expectation import together
 from preimage.inversion.proposers.scores import Scores
 from preimage.models import LanguageModel
 
-_FIRST_TOKENS = {"cpu": (64, 1024), "cuda": (64, 4096)}  # tried as the first: at once, and where need be
+_FIRST_TOKENS = {"cpu": (64, 512), "cuda": (64, 4096)}  # tried as the first: at once, and where need be
 _SECONDS = (3, 64)  # second tokens tried behind each of them, and behind the likeliest
-_LIKELIEST = (8, 64)  # how many these are
+_LIKELIEST = (8, 32)  # how many these are
 _NEXT = 2  # followers by which all pairs are compared
 _FINALISTS = 64  # pairs that are compared by all followers
+_ALIKE, _CLIMBS = 256, 4  # tokens like the best one that are tried, and how often in turn
+_DROWNED = 0.3  # the chance that a first token that noise drowns was none of those tried
+
+Pairs: TypeAlias = Int[Tensor, "pair 2"]
+Likelihoods: TypeAlias = Callable[[Float[Tensor, "row position d"]], Float[Tensor, "row position"]]
 
 
 class Beginning(NamedTuple):
@@ -37,58 +42,90 @@ class Beginning(NamedTuple):
 
 
 class Beginnings:
-    """The beginnings of one prompt, of which the first tokens were read once."""
+    """The beginnings of one prompt, of which the first tokens were read once.
+
+    ``itself``: the weight of what the proposer says of the first token; ``drowned``: whether noise hides it.
+    """
 
     def __init__(
-        self, model: LanguageModel, scores: Scores, ids: Int[Tensor, " position"], likely: Sequence[int]
-    ) -> None:
-        self._model, self._ids, self._likely = model, ids, likely
-        self._proposed = [scores.at(scores.row(0, at))[0].cpu() for at in (0, 1)]
-
-    def settle(
         self,
-        likelihoods: Callable[[Float[Tensor, "row position d"]], Float[Tensor, "row position"]],
+        model: LanguageModel,
+        scores: Scores,
+        ids: Int[Tensor, " position"],
+        likely: Sequence[int],
+        likelihoods: Likelihoods,
+        *,
         itself: float,
-        enough: float,
-        budget: Budget,
-    ) -> Asking[Beginning]:
-        """The likeliest beginning; ``itself``: the weight of what the proposer says of the first token."""
+        drowned: bool,
+    ) -> None:
+        self._model, self._ids, self._likely, self._likelihoods = model, ids, likely, likelihoods
+        self._proposed = [scores.at(scores.row(0, at))[0].cpu() for at in (0, 1)]
+        self._alone = itself * self._proposed[0].log_softmax(dim=0)
+        self._drowned = drowned
+        self._heads = torch.empty(0, 2, dtype=torch.long)  # the best so far
+        self._totals = torch.empty(0, dtype=torch.float64)
+
+    def settle(self, enough: float, budget: Budget) -> Asking[Beginning]:
+        """The likeliest beginning; where it is sure enough, few pairs are tried."""
         opening = yield Expected(self._opening)
         order = self._proposed[0].argsort(descending=True)
         if opening is not None:
             order = together(self._proposed[0], opening)
-        alone = itself * self._proposed[0].log_softmax(dim=0)
-        found = Beginning(self._ids[:2].tolist(), (0.0, 0.0))
         for wide, likeliest in zip(by_device(_FIRST_TOKENS, self._model.device), _LIKELIEST, strict=True):
-            heads = self._heads(order[:wide].tolist(), likeliest)[: max(1, budget.tests_left // 4)]
-            for length, finalists in ((1 + _NEXT, _FINALISTS), (len(self._ids), _FINALISTS)):
-                budget.check(len(heads))
-                budget.tests += len(heads)
-                rest = self._ids[None, 2:length].expand(len(heads), -1)
-                states = yield Rows(torch.cat([heads, rest], dim=1)[:, : len(self._ids)])
-                total = likelihoods(states).sum(dim=1) + alone[heads[:, 0]]
-                best = total.topk(min(finalists, len(total))).indices
-                heads, total = heads[best], total[best]
-            shares = total.softmax(dim=0)
-            found = self._found(heads, shares, wide)
+            first = [int(self._ids[0]), *self._likely[:_FINALISTS], *order[:wide].tolist()]
+            yield from self._try(first, likeliest, budget)
+            found = self._found(wide)
             if min(found.sure) >= enough * (1 - untried(wide)):
+                return found
+        for _ in range(_CLIMBS):
+            best = int(self._heads[0, 0])
+            yield from self._try(self._like(best), 1, budget)
+            if int(self._heads[0, 0]) == best:
                 break
-        return found
+        return self._found(wide)
 
-    def _found(self, heads: Int[Tensor, "pair 2"], shares: Float[Tensor, " pair"], tried: int) -> Beginning:
+    def _try(self, first: list[int], likeliest: int, budget: Budget) -> Asking[None]:
+        """Compare pairs by a few followers, and the best of them and of those before by all."""
+        heads = self._pairs(first, likeliest)[: max(1, budget.tests_left // 4)]
+        totals = yield from self._compare(heads, 1 + _NEXT, budget)
+        heads = heads[totals.topk(min(_FINALISTS, len(totals))).indices]
+        heads = torch.cat([self._heads, heads]).unique(dim=0)
+        totals = yield from self._compare(heads, len(self._ids), budget)
+        order = totals.argsort(descending=True)[:_FINALISTS]
+        self._heads, self._totals = heads[order], totals[order]
+
+    def _compare(self, heads: Pairs, length: int, budget: Budget) -> Asking[Float[Tensor, " pair"]]:
+        """The log likelihood of each beginning, together with what was read behind it."""
+        budget.check(len(heads))
+        budget.tests += len(heads)
+        rest = self._ids[None, 2:length].expand(len(heads), -1)
+        states = yield Rows(torch.cat([heads, rest], dim=1)[:, : len(self._ids)])
+        totals: Tensor = self._likelihoods(states).sum(dim=1) + self._alone[heads[:, 0]]
+        return totals
+
+    def _found(self, tried: int) -> Beginning:
         room = untried(tried) if tried < self._model.vocab_size else 0.0
-        first, second = (float(shares[heads[:, one] == heads[0, one]].sum()) for one in (0, 1))
-        return Beginning(heads[0].tolist(), (first * (1 - room), second))
+        room = max(room, _DROWNED) if self._drowned else room
+        shares = self._totals.softmax(dim=0)
+        first, second = (float(shares[self._heads[:, one] == self._heads[0, one]].sum()) for one in (0, 1))
+        return Beginning(self._heads[0].tolist(), (first * (1 - room), second))
 
-    def _heads(self, first: list[int], likeliest: int) -> Int[Tensor, "pair 2"]:
+    def _pairs(self, first: list[int], likeliest: int) -> Pairs:
         """Pairs: many first tokens with few second ones, few with many."""
-        tokens = list(dict.fromkeys([int(self._ids[0]), *self._likely[:_FINALISTS], *first]))
+        tokens = list(dict.fromkeys(first))
         few, many = _SECONDS
         proposed = self._proposed[1].topk(min(many, len(self._proposed[1]))).indices.tolist()
-        seconds = list(dict.fromkeys([int(self._ids[1]), *proposed]))
+        before = self._heads[:1, 1].tolist()
+        seconds = list(dict.fromkeys([*before, int(self._ids[1]), *proposed]))
         pairs = [(u, v) for u in tokens for v in seconds[:few]]
         pairs += [(u, v) for u in tokens[:likeliest] for v in seconds[few:]]
         return torch.tensor(pairs)
+
+    def _like(self, token: int) -> list[int]:
+        """Tokens whose embeddings point most nearly the same way."""
+        table = self._model.embedding_table
+        alike = (table @ table[token]).float() / table.float().norm(dim=1).clamp_min(1e-30)
+        return [token, *alike.topk(min(_ALIKE, len(alike))).indices.tolist()]
 
     @property
     def _opening(self) -> Int[Tensor, " position"]:

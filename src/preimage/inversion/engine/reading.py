@@ -212,9 +212,13 @@ class _Reading:
         if first is None or second is None or first.distances[0] <= self._target.radii[0]:
             return at  # it fits exactly
         followers = min(_FOLLOWERS, at - 1, len(self._ids) - 1)
-        beginnings = Beginnings(self._model, self._scores, self._ids[: 1 + followers], first.tokens)
-        itself = 0.0 if self._levels[False].white else _ITSELF
-        found = yield from beginnings.settle(self._likelihoods, itself, SURE, budget)
+        noisy = self._levels[False].white
+        beginnings = Beginnings(
+            self._model, self._scores, self._ids[: 1 + followers], first.tokens, self._likelihoods,
+            itself=0.0 if noisy else _ITSELF,
+            drowned=noisy,
+        )  # fmt: skip
+        found = yield from beginnings.settle(SURE, budget)
         if found.ids == self._ids[:2].tolist():
             self._weighed[0] = replace(first, confidence=found.sure[0])
             self._weighed[1] = replace(second, confidence=min(second.confidence, found.sure[1]))
