@@ -310,6 +310,7 @@ def main() -> None:
     parser.add_argument("cells", nargs="+")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--commit", default="", help="where this is not run in its repository")
     given = parser.parse_args()
     prompts = json.loads(Path(given.prompts).read_text())[: given.count]
     bench = Bench(given.model, given.device, prompts)
@@ -320,7 +321,7 @@ def main() -> None:
     plain = seconds_of(lambda: bench.model().states(whole, ("final",)), given.device) / len(prompts)
     for name, kind, value, layer in cells(given.cells):
         began = time.perf_counter()
-        about = {"cell": name, "commit": commit.stdout.strip(), "hardware": machine,
+        about = {"cell": name, "commit": given.commit or commit.stdout.strip(), "hardware": machine,
                  "tokens_a_prompt": len(prompts[0]), "plain_seconds": plain}  # fmt: skip
         if kind == "mistaken":
             about["named"] = mistaken(bench, kind, value, int(layer))

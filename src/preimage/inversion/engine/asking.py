@@ -24,6 +24,7 @@ from preimage.inversion.engine.verifier import Verifier
 from preimage.models import LanguageModel, states_of_branches
 
 _BATCH_TOKENS = {"cpu": 2048, "cuda": 65536}  # of one pass
+_PADDING = 1.5  # the longest of a shared pass over its shortest
 _BRANCHES = 2048  # of one prompt in one pass that is shared
 
 States: TypeAlias = Float[Tensor, "_ d"]
@@ -147,7 +148,8 @@ class Answers:
             if len(asked[index].tokens) > _BRANCHES:
                 continue
             size = longest + len(asked[index].tokens)
-            if batch and (len(batch) + 1) * size > most:
+            smallest = longest + len(asked[batch[0]].tokens) if batch else size
+            if batch and ((len(batch) + 1) * size > most or size > _PADDING * smallest):
                 answers |= self._run_shared({one: asked[one] for one in batch})
                 batch = []
             batch.append(index)

@@ -22,9 +22,9 @@ from preimage.inversion.engine.expectation import together
 from preimage.inversion.proposers.scores import Scores
 from preimage.models import LanguageModel
 
-_FIRST_TOKENS = {"cpu": (64, 512), "cuda": (64, 4096)}  # tried as the first: at once, and where need be
+_FIRST_TOKENS = {"cpu": (64, 512), "cuda": (64, 2048)}  # tried as the first: at once, and where need be
 _SECONDS = (3, 64)  # second tokens tried behind each of them, and behind the likeliest
-_LIKELIEST = (8, 32)  # how many these are
+_LIKELIEST = (8, 16)  # how many these are
 _NEXT = 2  # followers by which all pairs are compared
 _FINALISTS = 64  # pairs that are compared by all followers
 _ALIKE, _CLIMBS = 256, 4  # tokens like the best one that are tried, and how often in turn

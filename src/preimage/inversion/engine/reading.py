@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -32,7 +33,7 @@ from preimage.inversion.proposers.statistics import Statistics, statistics_of
 from preimage.models import LanguageModel
 
 SURE = 0.99  # a position this sure is settled at once
-_LADDER = {"cpu": (16, 64, 256, 1024), "cuda": (64, 1024)}  # candidates tried where it is not clear
+_LADDER = {"cpu": (16, 64, 256, 1024), "cuda": (64, 256, 1024)}  # candidates tried where it is not clear
 _ALIKE = 256  # tokens of almost the same embedding that are tried beside one
 _ITSELF = 0.5  # weight of what a proposer says of the first state, a sink, beside its distance
 _STRETCH = {"cpu": (4, 64), "cuda": (256, 256)}  # positions run at once: first and most
@@ -61,6 +62,14 @@ class Read:
     coarse: int  # positions known so coarsely that a token that fits may not be the only one
     finished: bool = True
     tests: list[int] = field(default_factory=list)
+
+
+class _Noise(NamedTuple):
+    """What a first pass leaves over where its tokens may be right."""
+
+    away: float  # relative to the length of the state, outliers weighted down in both
+    tilt: float
+    relative: float  # the same, nothing weighted
 
 
 class Reader:
@@ -114,7 +123,7 @@ class _Reading:
         sinks[:1] = True  # whatever its length
         self._sinks: list[bool] = sinks.tolist()
         self._levels = {kind: Level(observed.shape[-1]) for kind in (False, True)}
-        self._seen: tuple[float, float] | None = None  # noise of the first pass: its length, its tilt
+        self._seen: _Noise | None = None  # of the first pass
         self._propose(observed.float())
         self._lookalikes = lookalikes_of(model)
         self._weighed: list[Weighed | None] = [None] * len(observed)
@@ -160,11 +169,9 @@ class _Reading:
         budget.check()
         away = yield from self._note_noise(ordinary)
         assert self._seen is not None
-        relative, tilt = self._seen
-        probe = Level(self._observed.shape[-1], tilts=[tilt])
-        if probe.white and relative > _SEEN:
+        if Level(self._observed.shape[-1], tilts=[self._seen.tilt]).white and self._seen.relative > _SEEN:
             plain = self._scores, self._ids, self._second, self._seen
-            calm = self._statistics.denoised(self._observed.float(), relative)
+            calm = self._statistics.denoised(self._observed.float(), self._seen.relative)
             calm[self._sinks] = self._observed.float()[self._sinks]
             self._propose(calm)
             self._take(known)
@@ -182,25 +189,28 @@ class _Reading:
         """
         none = torch.empty(0, dtype=torch.long)
         states, _ = yield Branches(self._ids, 0, none, none)
-        along = self._statistics.coordinates(self._residual(states))[ordinary]
+        left_over = self._residual(states)[ordinary]
+        relative = (
+            left_over.norm(dim=1) / self._observed[ordinary].double().norm(dim=1).clamp_min(1e-30)
+        ).cpu()
         away = self._away(self._target[ordinary], states[ordinary]) / torch.tensor(self._lengths)[ordinary]
         nearest = away.argsort()[: max(1, len(ordinary) // _NEAREST)]
         probe = Level(self._observed.shape[-1])
-        for one in nearest.tolist():
-            probe.note(float(away[one]), along[one])
-        self._seen = float(away[nearest[-1]]), probe.tilt
+        for one, along in zip(
+            nearest.tolist(), self._statistics.coordinates(left_over[nearest]), strict=True
+        ):
+            probe.note(float(away[one]), along)
+        self._seen = _Noise(float(away[nearest[-1]]), probe.tilt, float(relative[nearest].median()))
         return float(away.median())
 
     def _expect_noise(self) -> None:
         """Take in what the first pass has shown."""
         if self._seen is not None:
-            self._levels[False].expect(*self._seen)
+            self._levels[False].expect(self._seen.away, self._seen.tilt)
 
     def _residual(self, states: Float[Tensor, "position _"]) -> Float[Tensor, "position d"]:
         """What states leave unexplained of what was observed, from the first position on."""
-        count = len(states)
-        residual = self._observed[:count].double() - self._verifier.observe(states).double()
-        return residual if self._target.weights is None else residual * self._target.weights[:count]
+        return self._observed[: len(states)].double() - self._verifier.observe(states).double()
 
     def _settle_first(self, at: int, budget: Budget) -> Asking[int]:
         """Choose the first two tokens by the states that follow them; where to read on.
@@ -305,8 +315,6 @@ class _Reading:
         self._ids[at] = weighed.tokens[0]
         self._weighed[at] = weighed
         residual = self._observed[at].double() - self._verifier.observe(state[None])[0].double()
-        if self._target.weights is not None:
-            residual = residual * self._target.weights[at]
         self._levels[self._sinks[at]].note(
             weighed.distances[0] / self._lengths[at], self._statistics.coordinates(residual)
         )
