@@ -29,6 +29,7 @@ _NEXT = 2  # followers by which all pairs are compared
 _FINALISTS = 64  # pairs that are compared by all followers
 _ALIKE, _CLIMBS = 256, 4  # tokens like the best one that are tried, and how often in turn
 _DROWNED = 0.3  # the chance that a first token that noise drowns was none of those tried
+_NEXT_TO = 0.1  # what that counts for at the second
 
 Pairs: TypeAlias = Int[Tensor, "pair 2"]
 Likelihoods: TypeAlias = Callable[[Float[Tensor, "row position d"]], Float[Tensor, "row position"]]
@@ -108,7 +109,7 @@ class Beginnings:
         room = max(room, _DROWNED) if self._drowned else room
         shares = self._totals.softmax(dim=0)
         first, second = (float(shares[self._heads[:, one] == self._heads[0, one]].sum()) for one in (0, 1))
-        return Beginning(self._heads[0].tolist(), (first * (1 - room), second))
+        return Beginning(self._heads[0].tolist(), (first * (1 - room), second * (1 - _NEXT_TO * room)))
 
     def _pairs(self, first: list[int], likeliest: int) -> Pairs:
         """Pairs: many first tokens with few second ones, few with many."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -23,12 +24,14 @@ _FEW = 24.0  # directions counted at most where what is left over is not white
 _UNKNOWN = 12.0  # directions counted before anything was read
 _TOP, _QUIET = 8, 2  # one in so many directions has the most spread, one in so many the least
 _LEVEL = 2.5  # white: along the former, noise is at most so many times what it is along the latter
+_TILT = 20.0  # the ratio of both where tokens are wrong
+_SEEN, _WHITE = 0.02, 0.5  # white noise to be counted on: its relative length, its share in quiet directions
 _TAIL = 10.0  # degrees of freedom of the distribution of log distances: some positions are far noisier
 _LEAST_SPREAD = 0.05  # of log distances
 _UNKNOWN_SPREAD = 1.0  # before any position was read
 _UNTRIED = 0.15, 16.0  # the chance that the right token is not among so many tried
 _ALIKE = 0.15, 0.02  # log of how much nearer one wrong token is than the next: its scale, its least chance
-_SEED = 2  # positions that what was seen of noise beforehand counts for
+_SEED = 4  # positions that what was seen of noise beforehand counts for
 _USUAL = 2.5  # spreads above the centre up to which a distance is that of a right token
 
 
@@ -40,28 +43,21 @@ class Level:
     logs: list[float] = field(default_factory=list)  # of distance over length
     tilts: list[float] = field(default_factory=list)  # variance along directions of most and of least spread
 
-    def expect(self, relative: float, tilt: float) -> None:
-        """Take in beforehand what noise was seen: how long it is, and its tilt."""
-        self.logs += [math.log(max(relative, 1e-30))] * _SEED
-        self.tilts += [tilt] * _SEED
+    def expect(self, noise: Noise) -> None:
+        """Take in beforehand that white noise was seen."""
+        self.logs += [math.log(noise.relative)] * _SEED
+        self.tilts += [1.0] * _SEED
 
     def note(self, relative: float, along: Float[Tensor, " d"]) -> None:
         """Take in a position that was read: its relative distance, and its residual by directions."""
         self.logs.append(math.log(max(relative, 1e-30)))
-        energy = along.double().square()
-        top = energy[: max(1, self.width // _TOP)].mean()
-        quiet = energy[-max(1, self.width // _QUIET) :].mean()
-        self.tilts.append(float(top / quiet.clamp_min(1e-300)))
-
-    @property
-    def tilt(self) -> float:
-        """How much more is left over along the directions of most spread than along those of least."""
-        return _median(self.tilts)
+        top, quiet = _loud_and_quiet(along)
+        self.tilts.append(float(top / quiet))
 
     @property
     def white(self) -> bool:
         """Whether what is left over lies in all directions alike, those in which states differ or not."""
-        return bool(self.tilts) and self.tilt <= _LEVEL
+        return bool(self.tilts) and _median(self.tilts) <= _LEVEL
 
     @property
     def directions(self) -> float:
@@ -130,6 +126,33 @@ def weigh(
         float(shares[best]) / (1 + untried),
         gap,
     )
+
+
+class Noise(NamedTuple):
+    """White noise, as what is left over shows it."""
+
+    relative: float  # its length, relative to that of the states
+    white: bool  # whether there is enough of it to be counted on
+
+
+def noise_of_residual(along: Float[Tensor, "position d"], lengths: Float[Tensor, " position"]) -> Noise:
+    """The white noise in what is left over at positions whose tokens may be right or wrong.
+
+    Wrong tokens leave something over too, along the directions in which states differ most: how much is seen
+    there, and its part in the quiet directions is taken off.
+    """
+    loud, quiet = _loud_and_quiet(along)
+    variance = (quiet - (loud - quiet).clamp_min(0) / (_TILT - 1)).clamp_min(0)
+    relative = float(((variance * along.shape[-1]).sqrt() / lengths).median())
+    return Noise(relative, relative > _SEEN and float((variance / quiet).median()) > _WHITE)
+
+
+def _loud_and_quiet(along: Float[Tensor, "*position d"]) -> tuple[Tensor, Tensor]:
+    """The variance along the directions in which states differ most, and in which they differ least."""
+    energy, width = along.double().square(), along.shape[-1]
+    loud = energy[..., : max(1, width // _TOP)].mean(dim=-1)
+    quiet = energy[..., -max(1, width // _QUIET) :].mean(dim=-1)
+    return loud, quiet.clamp_min(1e-300)
 
 
 def untried(tried: int) -> float:

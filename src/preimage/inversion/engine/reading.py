@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -23,7 +22,7 @@ from preimage.inversion.engine.apartness import Apartness
 from preimage.inversion.engine.asking import Answers, Asking, Branches, Expected, Rows
 from preimage.inversion.engine.beginnings import Beginnings
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
-from preimage.inversion.engine.evidence import Level, Weighed, weigh
+from preimage.inversion.engine.evidence import Level, Noise, Weighed, noise_of_residual, weigh
 from preimage.inversion.engine.expectation import in_turns
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.verifier import Target, Verifier
@@ -38,8 +37,7 @@ _ALIKE = 256  # tokens of almost the same embedding that are tried beside one
 _ITSELF = 0.5  # weight of what a proposer says of the first state, a sink, beside its distance
 _STRETCH = {"cpu": (4, 64), "cuda": (256, 256)}  # positions run at once: first and most
 _LOST, _NO_IDEA = 12, 0.2  # after so many positions in a row less sure than this, few candidates are tried
-_SEEN = 0.02  # relative length of noise that is seen in a first pass
-_NEAREST = 4  # one in so many positions of that pass, the nearest, shows it: not all proposals are right
+_LOOKS = 3  # times that noise is weighted down and measured anew
 _FOLLOWERS = 8  # positions by which the beginning of a prompt is settled
 _UNREAD = 0.3  # confidence in what is only proposed
 _SECOND_LOOK = 24  # alternatives run with all that follows
@@ -62,14 +60,6 @@ class Read:
     coarse: int  # positions known so coarsely that a token that fits may not be the only one
     finished: bool = True
     tests: list[int] = field(default_factory=list)
-
-
-class _Noise(NamedTuple):
-    """What a first pass leaves over where its tokens may be right."""
-
-    away: float  # relative to the length of the state, outliers weighted down in both
-    tilt: float
-    relative: float  # the same, nothing weighted
 
 
 class Reader:
@@ -113,7 +103,7 @@ class _Reading:
         target: Target,
     ) -> None:
         self._model, self._verifier, self._proposer = model, verifier, proposer
-        self._observed, self._target = observed, target
+        self._observed, self._target, self._exact = observed, target, target
         whole = statistics_of(model, verifier.tap)
         self._statistics: Statistics = whole if verifier.kept is None else whole.cut(verifier.kept)
         weights = target.weights
@@ -123,7 +113,7 @@ class _Reading:
         sinks[:1] = True  # whatever its length
         self._sinks: list[bool] = sinks.tolist()
         self._levels = {kind: Level(observed.shape[-1]) for kind in (False, True)}
-        self._seen: _Noise | None = None  # of the first pass
+        self._noise: Noise | None = None  # white noise that a first look has shown
         self._propose(observed.float())
         self._lookalikes = lookalikes_of(model)
         self._weighed: list[Weighed | None] = [None] * len(observed)
@@ -161,52 +151,48 @@ class _Reading:
         return (yield from self._conclude(len(known), finished))
 
     def _first_look(self, known: list[int], budget: Budget) -> Asking[None]:
-        """One pass over what was proposed, and one over what is proposed without the noise it shows."""
+        """Passes over what is proposed, and over what is proposed without the noise they show."""
         self._take(known)
         ordinary = [at for at in range(len(known), len(self._ids)) if not self._sinks[at]]
         if not ordinary:
             return
         budget.check()
-        away = yield from self._note_noise(ordinary)
-        assert self._seen is not None
-        if Level(self._observed.shape[-1], tilts=[self._seen.tilt]).white and self._seen.relative > _SEEN:
-            plain = self._scores, self._ids, self._second, self._seen
-            calm = self._statistics.denoised(self._observed.float(), self._seen.relative)
+        noise, away = yield from self._measure_noise(ordinary)
+        for _ in range(_LOOKS):
+            if not noise.white:
+                break
+            before = self._scores, self._ids, self._second
+            calm = self._statistics.denoised(self._observed.float(), noise.relative)
             calm[self._sinks] = self._observed.float()[self._sinks]
             self._propose(calm)
             self._take(known)
-            if (yield from self._note_noise(ordinary)) > away:
-                self._scores, self._ids, self._second, self._seen = plain
+            again, nearer = yield from self._measure_noise(ordinary)
+            if nearer > away:
+                self._scores, self._ids, self._second = before
+                break
+            noise, away = again, nearer
+        if noise.white and self._target.low is self._target.high:  # in few bits, noise is what cells allow
+            self._noise = noise
+            self._target = replace(self._target, weights=None)  # all coordinates are as noisy as one another
+            self._lengths = self._observed.double().norm(dim=-1).clamp_min(1e-30).tolist()
         self._expect_noise()
 
     def _take(self, known: list[int]) -> None:
         self._ids[: len(known)] = torch.tensor(known, dtype=self._ids.dtype)
 
-    def _note_noise(self, ordinary: list[int]) -> Asking[float]:
-        """Note the noise a pass over the proposals shows at those that are nearest; how far all of them are.
-
-        The median relative distance.
-        """
+    def _measure_noise(self, ordinary: list[int]) -> Asking[tuple[Noise, float]]:
+        """The noise a pass over the proposals shows, and how far they are: the median relative distance."""
         none = torch.empty(0, dtype=torch.long)
         states, _ = yield Branches(self._ids, 0, none, none)
-        left_over = self._residual(states)[ordinary]
-        relative = (
-            left_over.norm(dim=1) / self._observed[ordinary].double().norm(dim=1).clamp_min(1e-30)
-        ).cpu()
-        away = self._away(self._target[ordinary], states[ordinary]) / torch.tensor(self._lengths)[ordinary]
-        nearest = away.argsort()[: max(1, len(ordinary) // _NEAREST)]
-        probe = Level(self._observed.shape[-1])
-        for one, along in zip(
-            nearest.tolist(), self._statistics.coordinates(left_over[nearest]), strict=True
-        ):
-            probe.note(float(away[one]), along)
-        self._seen = _Noise(float(away[nearest[-1]]), probe.tilt, float(relative[nearest].median()))
-        return float(away.median())
+        residual = self._residual(states)[ordinary]
+        lengths = self._observed[ordinary].double().norm(dim=1).clamp_min(1e-30)
+        noise = noise_of_residual(self._statistics.coordinates(residual), lengths)
+        return noise, float((residual.norm(dim=1) / lengths).median())
 
     def _expect_noise(self) -> None:
-        """Take in what the first pass has shown."""
-        if self._seen is not None:
-            self._levels[False].expect(self._seen.away, self._seen.tilt)
+        """Take in what a first look has shown."""
+        if self._noise is not None:
+            self._levels[False].expect(self._noise)
 
     def _residual(self, states: Float[Tensor, "position _"]) -> Float[Tensor, "position d"]:
         """What states leave unexplained of what was observed, from the first position on."""
@@ -367,7 +353,7 @@ class _Reading:
         return Read(
             self._ids.tolist(),
             confidence,
-            self._away(self._target, states).tolist(),
+            self._away(self._exact, states).tolist(),
             self._weighed,
             self._statistics.coordinates(self._residual(states)),
             self._lengths,
