@@ -35,6 +35,11 @@ class Site(NamedTuple):
 Tap: TypeAlias = Layer | Site  # where a pass can be looked into
 
 
+def in_words(tap: Tap) -> str:
+    """A tap as people are told of it: layer 15, keys of layer 15."""
+    return f"{tap.kind} of layer {tap.block}" if isinstance(tap, Site) else f"layer {tap}"
+
+
 @dataclass(frozen=True)
 class Observation:
     """What was seen; ``observe=`` of an inversion takes one, or the name of a place alone.

@@ -72,6 +72,12 @@ trajectory --text nofile.txt
 lens train --layer 99
 lens train --layer 1 --steps 0
 lens train --layer 1 --dtype int3
+lens train --layer 1 --observe queries
+lens train --layer final --observe keys
+lens train --layer 1 --observe final
+lens train --layer 1 --neighbours -1
+lens train --layer 1 --sampled-tokens 0
+lens train --layer 1 --prompts random --sampled-tokens 9
 theory analyticity no/such
 theory dichotomy --layers 99
 theory symmetry --dtype int3

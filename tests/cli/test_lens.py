@@ -31,9 +31,24 @@ def test_lens(document: Any, run: Typed, model: str, tmp_path: Path) -> None:
     code, out, _ = run("lens", "info", tmp_path / "lens.safetensors")
     assert code == 0
     lines = out.splitlines()
-    assert "layer: 1" in lines
+    assert lines[2:4] == ["layer: 1", "place: residual"]
     assert any(line.startswith("training: steps 3, batch tokens 64, ") for line in lines)
     share = about["held_out"]["random"]["rank0"]
     assert any(line.startswith(f"held-out random: {share:.2%} named first, ") for line in lines)
     assert run(*given)[1].splitlines()[-1] == lines[-1]
     assert not set("{}'") & set(out.replace(str(tmp_path), ""))  # words, not Python
+
+
+def test_a_lens_for_keys(document: Any, run: Typed, model: str) -> None:
+    given = ["lens", "train", "--model", model, "--layer", 1, "--observe", "keys", "--neighbours", 2]
+    given += ["--steps", 3, "--batch-tokens", 64, "--rank", 4, "--hidden", 8, "--sampled-tokens", 100]
+    code, found = document(*given)
+    assert (code, found["layer"], found["place"]) == (0, 1, "keys")
+    assert Path(found["path"]).name == "layer-1-keys.safetensors"
+    code, about = document("lens", "info", found["path"])
+    assert (about["place"], about["shape"]["neighbours"]) == ("keys", 2)
+    assert (about["training"]["text"], about["training"]["sampled_tokens"]) == ("self", 100)
+    code, listed = document("lens", "list")
+    assert (1, "keys") in [(lens["layer"], lens["place"]) for lens in listed["lenses"]]
+    assert f"lens for keys of layer 1 in {found['path']}" in run(*given)[1].splitlines()
+    Path(found["path"]).unlink()  # other tests share the cache

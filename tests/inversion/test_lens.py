@@ -1,6 +1,7 @@
 """Lenses: they learn, they are tied to their model, and they never decide."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def test_a_damaged_lens_is_refused(trained: Path, tmp_path: Path) -> None:
 def test_int8_keeps_the_ranking(trained: Path, tmp_path: Path) -> None:
     model = tiny("llama")
     once = read_lens(trained, model)
-    again = save_lens(once, tmp_path / "again.safetensors", layer=2, model=model, training={}, ranks={})
+    again = save_lens(once, tmp_path / "again.safetensors", tap=2, model=model, training={}, ranks={})
     ids = torch.tensor([random_ids(16, seed) for seed in range(4)])
     first, second = (held_out_ranks(model, 2, lens, ids) for lens in (once, read_lens(again, model)))
     assert torch.equal(first, second)  # quantising twice changes nothing
@@ -120,9 +121,18 @@ def test_exactness_does_not_depend_on_the_proposer(trained: Path, monkeypatch: p
     assert found.tests <= len(ids) * VOCABULARY
 
 
-def test_wrong_lens_options_are_refused() -> None:
-    with pytest.raises(OptionError):
-        LensOptions(steps=0)
+@pytest.mark.parametrize(
+    "wrong", [{"steps": 0}, {"neighbours": -1}, {"sampled_tokens": 0}, {"learning_rate": 0.0}], ids=str
+)
+def test_wrong_lens_options_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(wrong))):
+        LensOptions(**wrong)
+
+
+def test_headers_that_name_no_place_are_of_layers() -> None:
+    shipped = [info for info in lens_files.known_lenses() if info.model == "smollm2"]
+    assert {15, 23, "final"} <= {info.tap for info in shipped}
+    assert {info.place for info in shipped} == {"residual"}
 
 
 @pytest.mark.real_model

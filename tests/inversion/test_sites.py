@@ -11,9 +11,10 @@ from preimage.errors import OptionError
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.fast import FastInverter
 from preimage.inversion.engine.verifier import Verifier
-from preimage.inversion.proposers.codebook import cache_path, without_positions
+from preimage.inversion.proposers.codebook import cache_path
 from preimage.inversion.proposers.registry import build_proposer
 from preimage.inversion.proposers.standard import CodebookProposer
+from preimage.models import without_positions
 from preimage.observations import Site
 from preimage.states import noise_of
 from support.refusing import refused
@@ -115,12 +116,14 @@ def test_one_state_of_block_one_is_not_taken_for_its_prompt() -> None:
     assert (result.status, result.complete) == ("ambiguous", False)
 
 
-def test_lens_and_prior_are_for_the_stream_alone() -> None:
+def test_the_prior_is_for_the_stream_alone() -> None:
     model = tiny("llama")
     states = preimage.capture(model, [[5, 6]], 2, observe="keys")
-    for name in ("lens", "prior", "codebook,prior"):
+    for name in ("prior", "codebook,prior"):
         error = refused(OptionError, lambda name=name: preimage.invert(model, states, proposers=name))
         assert "reads the residual stream, not keys" in error.message
+    error = refused(OptionError, lambda: preimage.invert(model, states, proposers="lens"))
+    assert "no lens for keys of layer 2" in error.message
     (result,) = preimage.invert(model, states, proposers="codebook,gradient")
     assert result.status == "recovered"
 

@@ -162,7 +162,7 @@ def prepare(
     if layers is not None:
         (observe or Observation()).layers(layers, prepared.known.n_layers)
     if layer is not None:
-        parse_layer(layer, prepared.known.n_layers)
+        (observe or Observation()).tap(layer, prepared.known.n_layers)
     for choice in choices:
         choice.of(prepared, at_least=at_least)
     loaded = prepared.model

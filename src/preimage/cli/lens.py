@@ -9,6 +9,8 @@ import typer
 
 from preimage.cli import arguments as arg
 from preimage.cli.terminal import print_either, print_result, print_table, progress_bar
+from preimage.errors import OptionError
+from preimage.observations import Observation, Site, in_words
 
 if TYPE_CHECKING:
     from preimage.inversion.proposers.lens_files import LensInfo
@@ -19,35 +21,48 @@ app = typer.Typer(help="Train, list and describe lenses.", no_args_is_help=True)
 @app.command("train")
 def train(
     layer: Annotated[str, typer.Option(help="The layer the lens is for.")],
+    observe: arg.Observe = None,
     model: arg.Model = "smollm2",
     prompts: Annotated[
-        str, typer.Option(help="default, random (no text at all), or a source of your own text.")
-    ] = "default",
+        str, typer.Option(help="self (what the model writes), default, random, or a source of your own text.")
+    ] = "self",
     steps: Annotated[int, typer.Option(help="Training steps.")] = 1200,
     batch_tokens: Annotated[int, typer.Option(help="Tokens a step.")] = 6144,
     rank: Annotated[int, typer.Option(help="Width of queries and keys.")] = 512,
     hidden: Annotated[int, typer.Option(help="Width of the hidden layer.")] = 2304,
+    neighbours: Annotated[int, typer.Option(help="States seen before and after a position.")] = 1,
+    sampled_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of self; default: 4,000,000 on a GPU, else 200,000.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; default: the user's cache.")] = None,
     seed: arg.Seed = 0,
     dtype: arg.Dtype = "float32",
     device: arg.Device = "auto",
     json: arg.Json = False,
 ) -> None:
-    """Train a lens for a layer; an interrupted training continues when it is run again."""
-    from preimage.layers import parse_layer
+    """Train a lens for a layer, or for what is seen inside a block; run again, it continues."""
     from preimage.training import LensOptions
 
-    options = LensOptions(steps=steps, batch_tokens=batch_tokens, rank=rank, hidden=hidden, seed=seed)
-    loaded, _ = arg.prepare(model, layer=layer, dtype=dtype, device=device)
+    options = LensOptions(
+        steps=steps, batch_tokens=batch_tokens, rank=rank, hidden=hidden, neighbours=neighbours,
+        sampled_tokens=sampled_tokens, seed=seed,
+    )  # fmt: skip
+    if sampled_tokens is not None and prompts != "self":
+        raise OptionError("--sampled-tokens goes with --prompts self.", "Leave one of them out.")
+    seen = Observation(observe or "residual")
+    if observe == "final" and layer != "final":
+        raise OptionError(f"--layer {layer} and --observe final were given.", "Give --layer final alone.")
+    loaded, _ = arg.prepare(model, layer=layer, observe=seen, dtype=dtype, device=device)
     from preimage.inversion.proposers.lens_files import default_path
     from preimage.training import train_lens
 
-    at = parse_layer(layer, loaded.n_layers)
-    path = out or default_path(loaded, at)
+    tap = seen.tap(layer, loaded.n_layers)
+    path = out or default_path(loaded, tap)
     with progress_bar() as progress:
-        ranks = train_lens(loaded, at, prompts, options, out=path, progress=progress).held_out
-    document = {"path": str(path), "layer": at, "held_out": ranks}
-    print_either(json, "lens train", document, f"lens for layer {at} in {path}", *_held_out(ranks))
+        ranks = train_lens(loaded, tap, prompts, options, out=path, progress=progress).held_out
+    at = tap.block if isinstance(tap, Site) else tap
+    document = {"path": str(path), "layer": at, "place": seen.place, "held_out": ranks}
+    print_either(json, "lens train", document, f"lens for {in_words(tap)} in {path}", *_held_out(ranks))
 
 
 @app.command("list")
@@ -59,8 +74,8 @@ def list_(json: arg.Json = False) -> None:
     if json:
         print_result("lens list", {"lenses": [_about(lens) for lens in lenses]})
         return
-    rows = [[i.model, str(i.layer), i.weight_hash[:12], str(i.path)] for i in lenses]
-    print_table("Lenses", ["model", "layer", "weights", "file"], rows)
+    rows = [[i.model, str(i.layer), i.place, i.weight_hash[:12], str(i.path)] for i in lenses]
+    print_table("Lenses", ["model", "layer", "place", "weights", "file"], rows)
 
 
 @app.command("info")
@@ -76,6 +91,7 @@ def info(path: Annotated[Path, typer.Argument(help="A lens file.")], json: arg.J
         f"file: {lens.path}",
         f"model: {lens.model}, weights {lens.weight_hash}",
         f"layer: {lens.layer}",
+        f"place: {lens.place}",
         f"shape: {_listed(shape)}",
         f"training: {_listed(lens.training)}",
         *_held_out(lens.ranks),
@@ -83,11 +99,13 @@ def info(path: Annotated[Path, typer.Argument(help="A lens file.")], json: arg.J
 
 
 def _about(lens: LensInfo) -> dict[str, Any]:
-    return {"path": str(lens.path), "layer": lens.layer, "model": lens.model, "weight_hash": lens.weight_hash}
+    told = {"layer": lens.layer, "place": lens.place, "model": lens.model, "weight_hash": lens.weight_hash}
+    return {"path": str(lens.path), **told}
 
 
 def _listed(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
+    said = {name.replace("_", " "): value for name, value in values.items() if value is not None}
+    return ", ".join(f"{name} {value}" for name, value in said.items())
 
 
 def _held_out(ranks: dict[str, dict[str, float]]) -> list[str]:

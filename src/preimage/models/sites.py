@@ -11,7 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
@@ -122,6 +122,30 @@ def unrotated(
     width = model.width(Site(site.block, "keys"))
     turned = _turn(model, site.block, turning, keys[..., :width], start)
     return torch.cat([turned, keys[..., width:]], dim=-1) if site.kind == "kv" else turned
+
+
+def without_positions(model: LanguageModel, tap: Tap) -> Tap:
+    """Where a proposer is fitted for a tap: keys before rotary where observed ones can be turned back.
+
+    Rotary turns the same key into another at every position.
+    """
+    if not _is_turned(tap):
+        return tap
+    probe = torch.zeros(1, model.width(tap), device=model.device)
+    return tap if unrotated(model, tap, probe) is None else tap._replace(rotary="before")
+
+
+def turned_back(
+    model: LanguageModel, tap: Tap, observed: Float[Tensor, "*prompt position d"]
+) -> Float[Tensor, "*prompt position d"]:
+    """What was seen at a tap, as it is seen at :func:`without_positions`."""
+    turned = unrotated(model, tap, observed) if _is_turned(tap) else None
+    return observed if turned is None else turned
+
+
+def _is_turned(tap: Tap) -> TypeGuard[Site]:
+    """Whether rotary positions may be in what is seen at a tap."""
+    return isinstance(tap, Site) and tap.kind in ("keys", "kv") and tap.rotary == "after"
 
 
 def _part(model: LanguageModel, block: nn.Module, kind: str) -> nn.Module:

@@ -11,18 +11,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from preimage.devices import by_device
 from preimage.errors import OptionError
 from preimage.inversion.proposers.lens import Lens, LensShape, token_features
-from preimage.inversion.proposers.lens_files import save_lens
-from preimage.layers import Layer
-from preimage.models import LanguageModel
+from preimage.inversion.proposers.lens_files import save_lens, told
+from preimage.layers import parse_layer
+from preimage.models import LanguageModel, in_bfloat16, without_positions
+from preimage.observations import Observation, Site, Tap
 from preimage.progress import Progress, silent
-from preimage.prompts import PromptOptions, Vocabulary, documents, gather
+from preimage.prompts import PromptOptions, gather
 from preimage.storage import Run
 from preimage.storage.tensor_file import tensor_bytes
+from preimage.training.lens_text import own_text, training_text
 from preimage.training.options import LensOptions
 from preimage.training.trainer import Recipe, Trainer, seeded, windows_of
 
+_SAMPLED_TOKENS = {"cpu": 200_000, "cuda": 4_000_000}
 _WEIGHTS = (0.9, 0.1)  # of windows and of prompts of two tokens in the loss
 
 
@@ -36,21 +40,23 @@ class TrainedLens(NamedTuple):
 
 def train_lens(
     model: LanguageModel,
-    layer: Layer,
-    text: str | Int[Tensor, " token"] = "default",
+    tap: Tap,
+    text: str | Int[Tensor, "*row token"] = "self",
     options: LensOptions | None = None,
     *,
     out: str | Path | None = None,
     progress: Progress = silent,
 ) -> TrainedLens:
-    """A lens for one layer, trained on windows of a text and on random tokens, and measured on held-out ones.
+    """A lens for one layer or site, trained on text and random tokens and measured on held-out ones.
 
-    ``text``: token ids; "default" (the training split of the default corpus), "random" (no text at all), or
-    any other source of :func:`preimage.gather`. Runs where the model runs. The states of a batch are computed
-    by the model as the lens is trained, so nothing but one batch is ever in memory. With ``out`` the lens is
-    written to that file; until it is, the training is kept beside it, and calling again continues it.
-    Cost: ``steps`` passes over ``batch_tokens`` tokens, forward through the model and both ways through the
-    lens; about 10 minutes on a GPU, hours on a CPU.
+    ``tap``: a layer, or a ``Site`` inside a block: ``Site(15, "keys")``. Keys are learned before rotary
+    positions, and serve for those after. ``text``: "self" (what the model itself writes, begun by random
+    tokens), "default" (the training split of the default corpus), "random" (no text at all), any other source
+    of :func:`preimage.gather`, or token ids, of one text or of a text a row. Runs where the model runs. The
+    states of a batch are computed by the model as the lens is trained, so nothing but one batch is ever in
+    memory. With ``out`` the lens is written to that file; until it is, the training and its text are kept
+    beside it, and calling again continues it. Cost: ``steps`` passes over ``batch_tokens`` tokens, forward
+    through the model and both ways through the lens; about 10 minutes on a GPU, hours on a CPU.
 
     >>> import preimage
     >>> model = preimage.models.new_model("llama", "tiny", vocabulary=300, max_length=32)
@@ -58,51 +64,76 @@ def train_lens(
     >>> preimage.train_lens(model, 1, "random", small).held_out.keys()
     dict_keys(['random'])
     """
-    chosen = options or LensOptions()
-    chosen = replace(chosen, length=min(chosen.length, model.max_length or chosen.length))
-    tokens = training_text(model, text) if isinstance(text, str) else text
+    at = without_positions(model, _checked(tap, model.n_layers))
+    chosen = _settled(options or LensOptions(), model, text)
+    given = text if isinstance(text, Tensor) else training_text(model, text)
+    if given is not None and 0 < given.shape[-1] < chosen.length:
+        raise OptionError(
+            f"The text has {given.shape[-1]} tokens, fewer than a window of {chosen.length}.",
+            "Give more text, or a smaller length.",
+        )
     plan = {
         "command": "lens train",
-        "layer": layer,
+        **told(at),
         "model": model.identity.weight_hash,
         "options": chosen.to_dict(),
-        "text": sha256(tensor_bytes(tokens)).hexdigest(),
+        "text": "self" if given is None else sha256(tensor_bytes(given)).hexdigest(),
     }
     path = None if out is None else Path(out)
     run = Run(plan, path and path.with_name(path.name + ".training"))
-    trained = TrainedLens(_train(model, layer, tokens, chosen, run, progress), {}, path)
-    trained = trained._replace(held_out=held_out(model, layer, trained.lens))
+    tokens = own_text(model, chosen, run, progress) if given is None else given
+    lens = _train(model, at, tokens, chosen, run, progress)
+    trained = TrainedLens(lens, held_out(model, at, lens), path)
     if path is not None:
-        about = chosen.to_dict() | {"text": text if isinstance(text, str) else "token ids"}
-        save_lens(trained.lens, path, layer=layer, model=model, training=about, ranks=trained.held_out)
+        source = "token ids" if isinstance(text, Tensor) else text
+        about = chosen.to_dict() | {"text": source if tokens.numel() else "random"}
+        save_lens(lens, path, tap=at, model=model, training=about, ranks=trained.held_out)
     run.discard()
     return trained
 
 
+def _checked(tap: Tap, n_layers: int) -> Tap:
+    """A tap the model has."""
+    if isinstance(tap, Site):
+        return Observation(tap.kind, tap.rotary).tap(tap.block, n_layers)
+    return parse_layer(tap, n_layers)
+
+
+def _settled(options: LensOptions, model: LanguageModel, text: str | Tensor) -> LensOptions:
+    """The options with what depends on the model: no window is longer than it allows."""
+    own = isinstance(text, str) and text == "self"
+    tokens = options.sampled_tokens or by_device(_SAMPLED_TOKENS, model.device)
+    length = min(options.length, model.max_length or options.length)
+    return replace(options, length=length, sampled_tokens=tokens if own else None)
+
+
 def _train(
     model: LanguageModel,
-    layer: Layer,
-    text: Int[Tensor, " token"],
+    tap: Tap,
+    text: Int[Tensor, "*row token"],
     options: LensOptions,
     run: Run,
     progress: Progress,
 ) -> Lens:
     features = token_features(model).clone()
-    shape = LensShape(
-        model.d_model, model.vocab_size, features.shape[1], options.rank, options.hidden, options.neighbours
-    )
+    sizes = {name: getattr(options, name) for name in ("rank", "hidden", "neighbours")}
+    shape = LensShape(model.width(tap), model.vocab_size, features.shape[1], **sizes)
     torch.manual_seed(options.seed)
     lens = Lens(shape).to(model.device)
     windows, pairs = _batch(model, text, options, step=-1)
-    lens.standardise.fit(model.states(windows, (layer,))[layer], model.states(pairs, (layer,))[layer])
+    lens.standardise.fit(*(model.states(ids, (tap,))[tap] for ids in (windows, pairs)))
 
     def loss(step: int) -> Float[Tensor, ""]:
-        keys = lens.keys(features)
+        seen = [
+            (ids.to(model.device), model.states(ids, (tap,))[tap].clone())
+            for ids in _batch(model, text, options, step)
+        ]
         total = torch.zeros((), device=model.device)
-        for ids, weight in zip(_batch(model, text, options, step), _WEIGHTS, strict=True):
-            states = model.states(ids, (layer,))[layer].clone()
-            scores = lens(states, keys).flatten(0, 1)
-            total = total + weight * nn.functional.cross_entropy(scores, ids.to(scores.device).flatten())
+        with in_bfloat16(model.device):  # the lens alone: it learns from states as they are
+            keys = lens.keys(features)
+            for (ids, states), weight in zip(seen, _WEIGHTS, strict=True):
+                scores = lens(states, keys).flatten(0, 1)
+                total = total + weight * nn.functional.cross_entropy(scores, ids.flatten())
         return total
 
     # tf32: what a lens proposes is verified in full precision anyway
@@ -111,23 +142,7 @@ def _train(
     return lens.eval().requires_grad_(False)
 
 
-def training_text(model: LanguageModel, source: str) -> Int[Tensor, " token"]:
-    """Token ids to train on: the default corpus (its train split), a user's source, or none at all."""
-    if source == "random":
-        return torch.empty(0, dtype=torch.long)
-    if model.tokenizer is None:
-        raise OptionError("Without a tokenizer a lens learns from random tokens alone.", "Use random.")
-    if source != "default":
-        prompts = gather(source, Vocabulary(model.tokenizer, model.vocab_size, None), PromptOptions())
-        return torch.tensor([token for ids in prompts for token in ids])
-    prose, code = (
-        [token for _, text in documents(kind, "train") for token in model.tokenizer(text)["input_ids"]]
-        for kind in ("prose", "code")
-    )
-    return torch.tensor(prose * max(1, len(code) // max(1, len(prose))) + code)  # as much of each
-
-
-def held_out(model: LanguageModel, layer: Layer, lens: Lens, count: int = 24) -> dict[str, dict[str, float]]:
+def held_out(model: LanguageModel, tap: Tap, lens: Lens, count: int = 24) -> dict[str, dict[str, float]]:
     """Ranks on prompts the training never saw: prose and code of the test split, and random tokens."""
     text = {} if model.tokenizer is None else {"prose": "default:prose", "code": "default:code"}
     sources = {**text, "random": "random"}
@@ -135,7 +150,7 @@ def held_out(model: LanguageModel, layer: Layer, lens: Lens, count: int = 24) ->
     shares: dict[str, dict[str, float]] = {}
     for name, source in sources.items():
         ids = torch.tensor(list(gather(source, model, options)))
-        shares[name] = summarise(held_out_ranks(model, layer, lens, ids))
+        shares[name] = summarise(held_out_ranks(model, tap, lens, ids))
     return shares
 
 
@@ -153,28 +168,36 @@ def summarise(ranks: Float[Tensor, "prompt position"]) -> dict[str, float]:
 
 @torch.inference_mode()
 def held_out_ranks(
-    model: LanguageModel, layer: Layer, lens: Lens, ids: Int[Tensor, "prompt position"]
+    model: LanguageModel, tap: Tap, lens: Lens, ids: Int[Tensor, "prompt position"]
 ) -> Float[Tensor, "prompt position"]:
     """The rank of the true token at every position; 0 is the lens's first choice."""
     keys = lens.keys(token_features(model))
     ranks = []
     for batch in ids.split(32):
-        scores = lens(model.states(batch, (layer,))[layer], keys)
+        scores = lens(model.states(batch, (tap,))[tap], keys)
         true = scores.gather(2, batch.to(scores.device)[..., None])
         ranks.append((scores > true).sum(dim=2).float().cpu())
     return torch.cat(ranks)
 
 
-def _batch(model: LanguageModel, text: Tensor, options: LensOptions, step: int) -> tuple[Tensor, Tensor]:
-    """Windows (half text, half random tokens) and prompts of two tokens, of one step.
+def _batch(
+    model: LanguageModel, text: Int[Tensor, "*row token"], options: LensOptions, step: int
+) -> tuple[Int[Tensor, "window position"], Int[Tensor, "pair two"]]:
+    """Windows (half text, a quarter mixed, a quarter random tokens) and prompts of two tokens, of one step.
 
-    The first positions are few of a window's tokens and, as attention sinks, as hard to name as all others
-    together, hence the prompts of two tokens.
+    A mixed window is text of which any share is replaced by random tokens. The first positions are few of a
+    window's tokens and, as attention sinks, as hard to name as all others together, hence the prompts of two
+    tokens.
     """
     generator = seeded(options.seed, step + 1)
     rows, length = max(2, options.batch_tokens // options.length), options.length
     windows = torch.randint(model.vocab_size, (rows, length), generator=generator)
-    if len(text) > length:
-        windows[: rows // 2] = windows_of(text, rows // 2, length, generator)
+    if text.shape[-1] >= length:
+        half, written = rows // 2, rows // 2 + rows // 4
+        texts = windows_of(text, written, length, generator)
+        share = torch.rand(written, 1, generator=generator)
+        share[:half] = 0
+        replaced = torch.rand(written, length, generator=generator) < share
+        windows[:written] = torch.where(replaced, windows[:written], texts)
     pairs = torch.randint(model.vocab_size, (max(2, options.batch_tokens // 8), 2), generator=generator)
     return windows, pairs

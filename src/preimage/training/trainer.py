@@ -138,8 +138,11 @@ def seeded(seed: int, number: int) -> torch.Generator:
 
 
 def windows_of(
-    text: Int[Tensor, " token"], count: int, length: int, generator: torch.Generator
+    text: Int[Tensor, "*row token"], count: int, length: int, generator: torch.Generator
 ) -> Int[Tensor, "window position"]:
-    """Windows from anywhere in a text."""
-    starts = torch.randint(len(text) - length + 1, (count, 1), generator=generator)
-    return text[starts + torch.arange(length)]
+    """Windows from anywhere in a text, or in texts that are rows."""
+    starts = torch.randint(text.shape[-1] - length + 1, (count, 1), generator=generator)
+    places = starts + torch.arange(length)
+    if text.ndim == 1:
+        return text[places]
+    return text[torch.randint(len(text), (count, 1), generator=generator), places]

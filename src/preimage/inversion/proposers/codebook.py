@@ -22,8 +22,8 @@ from preimage.devices import by_device
 from preimage.errors import RunFolderError
 from preimage.inversion.proposers.lens import Observed, Standardise, Valid, window
 from preimage.inversion.proposers.scores import Keys, Part
-from preimage.models import LanguageModel, cache_folder, unrotated
-from preimage.observations import Site, Tap
+from preimage.models import LanguageModel, cache_folder
+from preimage.observations import Tap
 from preimage.prompts import PromptOptions, gather
 from preimage.storage import write_tensors
 
@@ -139,17 +139,6 @@ def sample(model: LanguageModel, rows: int, seed: int = 0) -> Int[Tensor, "promp
 def _states(model: LanguageModel, tap: Tap, ids: Int[Tensor, "prompt position"]) -> Tensor:
     size = max(1, by_device(_BATCH, model.device) // ids.shape[1])
     return torch.cat([model.states(part, (tap,))[tap].float() for part in ids.split(size)])
-
-
-def without_positions(model: LanguageModel, tap: Tap) -> Tap:
-    """Where a codebook is fitted for a tap: keys before rotary where observed ones can be turned back.
-
-    Rotary turns the same key into another at every position.
-    """
-    if not isinstance(tap, Site) or tap.kind not in ("keys", "kv") or tap.rotary == "before":
-        return tap
-    probe = torch.zeros(1, model.width(tap), device=model.device)
-    return tap if unrotated(model, tap, probe) is None else tap._replace(rotary="before")
 
 
 def whitening(noise: Float[Tensor, "row d"]) -> Float[Tensor, "d d"]:

@@ -1,9 +1,10 @@
 """The lens: a small network that names the token at every position from its state alone.
 
 It never decides anything; it proposes, and the verifier accepts or refuses. A query is computed from the
-states at t-1, t and t+1 and scored against one key for each vocabulary token. The keys are a trained
-projection of features the model itself provides (its embedding, and the token's state after two blocks in a
-fixed context), so that nothing the size of the vocabulary times the width has to be stored.
+state at t and its neighbours (t-1 and t+1, or more) and scored against one key for each vocabulary token. The
+keys are a trained projection of features the model itself provides (its embedding, and the token's state
+after two blocks in a fixed context), so that nothing the size of the vocabulary times the width has to be
+stored.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LARGEST = 8.0  # standardised coordinates beyond this are cut: a few massive on
 
 @dataclass(frozen=True)
 class LensShape:
-    """Sizes of a lens."""
+    """Sizes of a lens; ``d_model`` is how wide what it reads is."""
 
     d_model: int
     vocab_size: int
@@ -84,7 +85,8 @@ class Standardise(nn.Module):
 
     def sinks(self, states: Observed) -> Bool[Tensor, "prompt position"]:
         """Which positions are attention sinks; the first always counts as one."""
-        sinks = (states.to(self.axis.dtype) - self.mean[1]) @ self.axis > self.threshold
+        with torch.autocast(self.axis.device.type, enabled=False):  # massive coordinates decide here
+            sinks = (states.to(self.axis.dtype) - self.mean[1]) @ self.axis > self.threshold
         sinks[:, :1] = True
         return sinks
 

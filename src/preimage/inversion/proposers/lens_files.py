@@ -1,4 +1,4 @@
-"""Lenses on disk: int8 matrices in safetensors, tied to the weights of one model.
+"""Lenses on disk: int8 matrices in safetensors, tied to the weights of one model and to what they read there.
 
 Lenses for the default model come with the package; others are in the user's cache or wherever they were put.
 """
@@ -18,7 +18,8 @@ from torch import Tensor
 from preimage.errors import ModelError
 from preimage.inversion.proposers.lens import Lens, LensShape
 from preimage.layers import Layer, parse_layers
-from preimage.models import LanguageModel, cache_folder
+from preimage.models import LanguageModel, cache_folder, without_positions
+from preimage.observations import PLACES, Site, Tap
 from preimage.storage import BEFORE, SCHEMA, write_tensors
 
 _SHIPPED = resources.files("preimage") / "inversion" / "lenses"
@@ -29,22 +30,26 @@ class LensInfo:
     """What a lens file says of itself."""
 
     path: Path
-    layer: Layer
+    tap: Tap  # what it reads: a layer or a site, keys before rotary wherever they can be turned back
     model: str
     weight_hash: str
     shape: LensShape
     training: dict[str, Any]
     ranks: dict[str, Any]
 
+    @property
+    def layer(self) -> Layer:
+        """The layer, or the block of the site."""
+        return self.tap.block if isinstance(self.tap, Site) else self.tap
+
+    @property
+    def place(self) -> str:
+        """What it reads there, as an observation calls it."""
+        return self.tap.kind if isinstance(self.tap, Site) else "residual"
+
 
 def save_lens(
-    lens: Lens,
-    path: Path,
-    *,
-    layer: Layer,
-    model: LanguageModel,
-    training: dict[str, Any],
-    ranks: dict[str, Any],
+    lens: Lens, path: Path, *, tap: Tap, model: LanguageModel, training: dict[str, Any], ranks: dict[str, Any]
 ) -> Path:
     """Write a lens: matrices as int8 with one scale a row, everything else as it is."""
     tensors: dict[str, Tensor] = {}
@@ -59,7 +64,7 @@ def save_lens(
     about = {
         "schema": SCHEMA,
         "kind": "lens",
-        "layer": layer,
+        **told(tap),
         "model": model.name,
         "weight_hash": model.identity.weight_hash,
         "shape": lens.shape.to_dict(),
@@ -76,8 +81,8 @@ def read_info(path: Path) -> LensInfo:
             about = json.loads(file.metadata()["about"])
         if about["schema"] not in (SCHEMA, *BEFORE) or about["kind"] != "lens":
             raise ValueError(f"its schema is {about['schema']!r}")
-        told = {name: about[name] for name in ("layer", "model", "weight_hash", "training", "ranks")}
-        return LensInfo(path, shape=LensShape(**about["shape"]), **told)
+        rest = {name: about[name] for name in ("model", "weight_hash", "training", "ranks")}
+        return LensInfo(path, _tap(about), shape=LensShape(**about["shape"]), **rest)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise ModelError(
             f"{path} is not a lens: {error}.", "Train one with `preimage lens train`."
@@ -109,17 +114,47 @@ def known_lenses() -> list[LensInfo]:
     return [read_info(path) for folder in folders for path in sorted(folder.rglob("*.safetensors"))]
 
 
-def default_path(model: LanguageModel, layer: Layer) -> Path:
+def default_path(model: LanguageModel, tap: Tap) -> Path:
     """Where a lens goes that is given no other place."""
-    return cache_folder() / "lenses" / model.identity.weight_hash[:16] / f"layer-{layer}.safetensors"
+    return cache_folder() / "lenses" / model.identity.weight_hash[:16] / f"{_name(model, tap)}.safetensors"
 
 
-def find_lens(model: LanguageModel, layer: Layer) -> LensInfo | None:
+def find_lens(model: LanguageModel, tap: Tap) -> LensInfo | None:
     """The lens for these weights and this layer, else for the nearest layer above it, if there is one.
 
-    States can be carried up to another layer exactly, by the model's own blocks; never down.
+    States can be carried up to another layer exactly, by the model's own blocks; never down. What is seen
+    inside a block cannot: a site has its own lens or none, one for keys after and before rotary positions.
     """
-    heights = {at: height for height, at in enumerate(parse_layers("all", model.n_layers))}
     mine = [info for info in known_lenses() if info.weight_hash == model.identity.weight_hash]
-    above = [info for info in mine if heights[info.layer] >= heights[layer]]
+    if isinstance(tap, Site):
+        of_it = [info for info in mine if (info.layer, info.place) == (tap.block, tap.kind)]
+        return next((info for info in of_it if info.tap == without_positions(model, tap)), None)
+    heights = {at: height for height, at in enumerate(parse_layers("all", model.n_layers))}
+    above = [info for info in mine if info.place == "residual" and heights[info.layer] >= heights[tap]]
     return min(above, key=lambda info: heights[info.layer], default=None)
+
+
+def told(tap: Tap) -> dict[str, Any]:
+    """A tap in plain json types."""
+    if not isinstance(tap, Site):
+        return {"layer": tap, "place": "residual"}
+    return {"layer": tap.block, "place": tap.kind, "rotary": tap.rotary}
+
+
+def _tap(about: dict[str, Any]) -> Tap:
+    """The inverse of :func:`told`; before preimage/4 every lens was of a layer."""
+    layer: Layer = about["layer"]
+    place = about.get("place", "residual")
+    if place == "residual":
+        return layer
+    if place not in PLACES or not isinstance(layer, int):
+        raise ValueError(f"it is for {place!r} of layer {layer!r}")
+    return Site(layer, place, about["rotary"])
+
+
+def _name(model: LanguageModel, tap: Tap) -> str:
+    at = without_positions(model, tap)
+    if not isinstance(at, Site):
+        return f"layer-{at}"
+    turned = at.kind in ("keys", "kv") and at.rotary == "after"
+    return f"layer-{at.block}-{at.kind}{'-after-rotary' if turned else ''}"

@@ -39,7 +39,7 @@ def proposer_names() -> tuple[str, ...]:
 def build_proposer(model: LanguageModel, tap: Tap, chosen: Sequence[str | Proposer] = ()) -> Proposer:
     """What was chosen, scores added; nothing chosen: a lens if there is one, else codebook and prior.
 
-    Inside a block, a codebook alone: what is seen there cannot be carried up to a lens or to the LM head.
+    Inside a block there is no prior: what is seen there cannot be carried up to the LM head.
     """
     base: Proposer | None = None
     for proposer in chosen:
@@ -56,11 +56,11 @@ def build_proposer(model: LanguageModel, tap: Tap, chosen: Sequence[str | Propos
 def _best_there_is(model: LanguageModel, tap: Tap) -> tuple[str, ...]:
     from preimage.inversion.proposers.lens_files import find_lens
 
-    if isinstance(tap, Site):
-        return ("codebook",)
     if find_lens(model, tap) is not None:
         return ("lens",)
-    return ("codebook",) if model.unembedding is None else ("codebook", "prior")
+    if isinstance(tap, Site) or model.unembedding is None:
+        return ("codebook",)
+    return ("codebook", "prior")
 
 
 def _add(base: Proposer | None, proposer: Proposer) -> Proposer:
@@ -72,8 +72,6 @@ def _add(base: Proposer | None, proposer: Proposer) -> Proposer:
 def _lens(model: LanguageModel, tap: Tap, base: Proposer | None) -> Proposer:
     from preimage.inversion.proposers.standard import find_lens_proposer
 
-    if isinstance(tap, Site):
-        raise _for_the_stream("lens", tap)
     return _add(base, find_lens_proposer(model, tap))
 
 
@@ -87,12 +85,10 @@ def _prior(model: LanguageModel, tap: Tap, base: Proposer | None) -> Proposer:
     from preimage.inversion.proposers.standard import PriorProposer
 
     if isinstance(tap, Site):
-        raise _for_the_stream("prior", tap)
+        raise OptionError(
+            f"The prior reads the residual stream, not {tap.kind}.", "Use the codebook, or a lens."
+        )
     return PriorProposer(model, tap, base)
-
-
-def _for_the_stream(name: str, site: Site) -> OptionError:
-    return OptionError(f"The {name} reads the residual stream, not {site.kind}.", "Use the codebook.")
 
 
 register_proposer("lens", _lens)

@@ -15,14 +15,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from preimage.errors import OptionError
-from preimage.inversion.proposers.codebook import fitted_codebook, sample, without_positions
+from preimage.inversion.proposers.codebook import fitted_codebook, sample
 from preimage.inversion.proposers.lens import Lens, Observed, Valid, token_features
 from preimage.inversion.proposers.lens_files import find_lens, read_lens
 from preimage.inversion.proposers.scores import Keys, Part, Scores, TurnedKeys
 from preimage.inversion.proposers.statistics import Statistics
 from preimage.layers import Layer
-from preimage.models import LanguageModel, unrotated
-from preimage.observations import Site, Tap
+from preimage.models import LanguageModel, turned_back, without_positions
+from preimage.observations import Site, Tap, in_words
 
 _WEIGHTS = (0.0, 0.5, 1.0, 2.0, 4.0)  # of the prior, to choose from
 _CALIBRATION = 32  # prompts to choose on, half of them text
@@ -43,20 +43,27 @@ class Proposer(Protocol):
 
 
 class LensProposer:
-    """A trained lens, of this layer or of one above it to which the states are carried first."""
+    """A trained lens: of this layer, of one above it to which the states are carried first, or of a site.
 
-    def __init__(self, model: LanguageModel, layer: Layer, lens: Lens, at: Layer) -> None:
-        self.name = f"lens-{at}"
-        self._model, self._layer, self._lens, self._at = model, layer, lens, at
+    Keys are turned back to before rotary positions first, as the lens learned them.
+    """
+
+    def __init__(self, model: LanguageModel, tap: Tap, lens: Lens, at: Tap) -> None:
+        self.name = f"lens-{at._replace(rotary='after') if isinstance(at, Site) else at}"
+        self._model, self._tap, self._lens, self._at = model, tap, lens, at
         with torch.inference_mode():
             self._turned = TurnedKeys(lens.keys(features_of(model)), lens.bias.detach())
 
     def score(self, observed: Observed, valid: Valid) -> Scores:
         """Queries from each position and its neighbours."""
         with torch.inference_mode():
-            states = _lift(self._model, observed, self._layer, self._at)
-            queries = self._turned.turn(self._lens.queries(states, valid))
+            queries = self._turned.turn(self._lens.queries(self._as_learned(observed), valid))
         return Scores((Part(queries.flatten(0, 1), (self._turned.keys,)),), observed.shape[1])
+
+    def _as_learned(self, observed: Observed) -> Observed:
+        if isinstance(self._tap, Site) or isinstance(self._at, Site):
+            return turned_back(self._model, self._tap, observed)
+        return _lift(self._model, observed, self._tap, self._at)
 
 
 class CodebookProposer:
@@ -66,19 +73,15 @@ class CodebookProposer:
 
     def __init__(self, model: LanguageModel, tap: Tap) -> None:
         features = features_of(model)
-        fitted = without_positions(model, tap)
-        self._model, self._turned = model, tap if isinstance(tap, Site) and fitted != tap else None
-        self._codebook = fitted_codebook(model, fitted, features)
+        self._model, self._tap = model, tap
+        self._codebook = fitted_codebook(model, without_positions(model, tap), features)
         with torch.inference_mode():
             self._books = self._codebook.keys(features)
 
     def score(self, observed: Observed, valid: Valid) -> Scores:
         """Nearest entries, after what the neighbours say of the context is taken out."""
         with torch.inference_mode():
-            if self._turned is not None:
-                turned = unrotated(self._model, self._turned, observed)
-                assert turned is not None, "it could be turned back when the codebook was fitted"
-                observed = turned
+            observed = turned_back(self._model, self._tap, observed)
             return Scores((self._codebook.part(observed, valid, self._books),), observed.shape[1])
 
 
@@ -177,15 +180,16 @@ class PriorProposer:
         return min(_WEIGHTS, key=lambda weight: misses[weight]), (one + other) / 2
 
 
-def find_lens_proposer(model: LanguageModel, layer: Layer) -> LensProposer:
-    """The lens for these weights and this layer, or for the nearest layer above it."""
-    info = find_lens(model, layer)
+def find_lens_proposer(model: LanguageModel, tap: Tap) -> LensProposer:
+    """The lens for these weights and this site, or this layer or the nearest above it."""
+    info = find_lens(model, tap)
     if info is None:
+        above = "" if isinstance(tap, Site) else " or a layer above it"
         raise OptionError(
-            f"There is no lens for layer {layer} of {model.name} or a layer above it.",
+            f"There is no lens for {in_words(tap)} of {model.name}{above}.",
             "Train one with `preimage lens train`, or leave the lens out.",
         )
-    return LensProposer(model, layer, read_lens(info.path, model), info.layer)
+    return LensProposer(model, tap, read_lens(info.path, model), info.tap)
 
 
 _features: weakref.WeakKeyDictionary[LanguageModel, Tensor] = weakref.WeakKeyDictionary()
