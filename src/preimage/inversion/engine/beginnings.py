@@ -22,9 +22,9 @@ from preimage.inversion.engine.expectation import together
 from preimage.inversion.proposers.scores import Scores
 from preimage.models import LanguageModel
 
-_FIRST_TOKENS = {"cpu": (64, 512), "cuda": (64, 2048)}  # tried as the first: at once, and where need be
+_FIRST_TOKENS = {"cpu": (64, 512), "cuda": (64, 1024)}  # tried as the first: at once, and where need be
 _SECONDS = (3, 64)  # second tokens tried behind each of them, and behind the likeliest
-_LIKELIEST = (8, 16)  # how many these are
+_LIKELIEST = {"cpu": (8, 16), "cuda": (8, 64)}  # how many these are
 _NEXT = 2  # followers by which all pairs are compared
 _FINALISTS = 64  # pairs that are compared by all followers
 _ALIKE, _CLIMBS = 256, 4  # tokens like the best one that are tried, and how often in turn
@@ -72,8 +72,9 @@ class Beginnings:
         order = self._proposed[0].argsort(descending=True)
         if opening is not None:
             order = together(self._proposed[0], opening)
-        for wide, likeliest in zip(by_device(_FIRST_TOKENS, self._model.device), _LIKELIEST, strict=True):
-            first = [int(self._ids[0]), *self._likely[:_FINALISTS], *order[:wide].tolist()]
+        widths = (by_device(sizes, self._model.device) for sizes in (_FIRST_TOKENS, _LIKELIEST))
+        for wide, likeliest in zip(*widths, strict=True):
+            first = [int(self._ids[0]), *self._likely[:wide], *order[:wide].tolist()]
             yield from self._try(first, likeliest, budget)
             found = self._found(wide)
             if min(found.sure) >= enough * (1 - untried(wide)):

@@ -12,7 +12,7 @@ that, compared with its rivals, the less room there is.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -97,6 +97,29 @@ class Weighed:
     distances: list[float]
     confidence: float
     gap: float  # nats between the nearest and the second nearest, the prior left out
+
+    def cut(self, count: int) -> Weighed:
+        """The likeliest of them."""
+        return replace(
+            self, tokens=self.tokens[:count], scores=self.scores[:count], distances=self.distances[:count]
+        )
+
+
+@dataclass
+class Read:
+    """A prompt as it was read."""
+
+    ids: list[int]
+    confidence: list[float]
+    distances: list[float]  # of one plain pass over the whole
+    weighed: list[Weighed | None]  # None at known positions
+    residuals: Float[Tensor, "position d"]  # along principal directions
+    lengths: list[float]  # of the observed states, outliers weighted down
+    radii: list[float]  # within which a distance is noise of an exact recomputation
+    level: Level
+    coarse: int  # positions known so coarsely that a token that fits may not be the only one
+    finished: bool = True
+    tests: list[int] = field(default_factory=list)
 
 
 def weigh(

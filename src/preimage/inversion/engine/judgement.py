@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from preimage.inversion.engine.reading import Read
+from preimage.inversion.engine.evidence import Read
 
 _MOST = 0.95  # of the states' length, that noise may be off
 _SEVERAL = 3  # ordinary positions without which noise cannot be told from anything else

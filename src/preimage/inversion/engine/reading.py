@@ -11,7 +11,7 @@ alternative is run with everything that follows, and the whole prompt decides.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -22,8 +22,9 @@ from preimage.inversion.engine.apartness import Apartness
 from preimage.inversion.engine.asking import Answers, Asking, Branches, Expected, Rows
 from preimage.inversion.engine.beginnings import Beginnings
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
-from preimage.inversion.engine.evidence import Level, Noise, Weighed, noise_of_residual, weigh
+from preimage.inversion.engine.evidence import Level, Noise, Read, Weighed, noise_of_residual, weigh
 from preimage.inversion.engine.expectation import in_turns
+from preimage.inversion.engine.first_states import first_states
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.verifier import Target, Verifier
 from preimage.inversion.proposers.scores import Scores
@@ -39,27 +40,12 @@ _STRETCH = {"cpu": (4, 64), "cuda": (256, 256)}  # positions run at once: first 
 _LOST, _NO_IDEA = 12, 0.2  # after so many positions in a row less sure than this, few candidates are tried
 _LOOKS = 3  # times that noise is weighted down and measured anew
 _FOLLOWERS = 8  # positions by which the beginning of a prompt is settled
+_KEPT = 1024  # first tokens that are remembered of a whole vocabulary
+_AT_ONCE = 16384  # states compared at once
 _UNREAD = 0.3  # confidence in what is only proposed
 _SECOND_LOOK = 24  # alternatives run with all that follows
 _ROUNDS = 3  # of them
 _WITHIN = 8.0  # nats behind the best within which a token is an alternative
-
-
-@dataclass
-class Read:
-    """A prompt as it was read."""
-
-    ids: list[int]
-    confidence: list[float]
-    distances: list[float]  # of one plain pass over the whole
-    weighed: list[Weighed | None]  # None at known positions
-    residuals: Float[Tensor, "position d"]  # along principal directions
-    lengths: list[float]  # of the observed states, outliers weighted down
-    radii: list[float]  # within which a distance is noise of an exact recomputation
-    level: Level
-    coarse: int  # positions known so coarsely that a token that fits may not be the only one
-    finished: bool = True
-    tests: list[int] = field(default_factory=list)
 
 
 class Reader:
@@ -129,21 +115,24 @@ class _Reading:
 
     def run(self, budget: Budget, known: list[int]) -> Asking[Read]:
         """Read it all, behind known tokens."""
-        finished, begun = True, bool(known) or len(self._ids) < 2
+        finished, looks = True, 0 if known or len(self._ids) < 2 else 2
         first, most = by_device(_STRETCH, self._model.device)
         at, stretch = len(known), first
         try:
             yield from self._first_look(known, budget)
-            while at < len(self._ids):
-                stretch = min(stretch, len(self._ids) - at)
-                settled = yield from self._run_stretch(at, stretch, budget)
-                at += settled
-                if settled < stretch:
-                    yield from self._decide(at, budget)
-                    at += 1
-                stretch = max(first // 2, min(most, 2 * stretch if settled == stretch else settled))
-                if not begun and at > min(_FOLLOWERS, len(self._ids) - 1):
-                    begun = True
+            at += 0 if known else self._weigh_first(budget)
+            while at < len(self._ids) or (looks == 1 and not self._is_usual(1)):
+                if at < len(self._ids):
+                    stretch = min(stretch, len(self._ids) - at)
+                    settled = yield from self._run_stretch(at, stretch, budget)
+                    at += settled
+                    if settled < stretch:
+                        yield from self._decide(at, budget)
+                        at += 1
+                    stretch = max(first // 2, min(most, 2 * stretch if settled == stretch else settled))
+                enough = min(_FOLLOWERS, len(self._ids) - 1) if looks == 2 else len(self._ids) - 1
+                if looks and at > enough:  # once early, and again where its end does not fit the beginning
+                    looks -= 1
                     at = yield from self._settle_first(at, budget)
             yield from self._look_again(budget)
         except BudgetSpentError:
@@ -177,6 +166,23 @@ class _Reading:
             self._lengths = self._observed.double().norm(dim=-1).clamp_min(1e-30).tolist()
         self._expect_noise()
 
+    def _weigh_first(self, budget: Budget) -> int:
+        """Weigh the whole vocabulary at the first position; how many positions that settles, one or none."""
+        count = self._model.vocab_size
+        states = first_states(self._model, self._verifier.tap) if budget.tests_left >= count else None
+        if states is None:
+            return 0
+        budget.check(count)
+        budget.tests += count
+        self._tests[0] += count
+        distances = torch.cat([self._away(self._target[0], part) for part in states.split(_AT_ONCE)])
+        own = torch.zeros(count)
+        if self._noise is None:
+            own = _ITSELF * self._scores.at(self._scores.row(0, 0))[0].log_softmax(dim=0).cpu()
+        weighed = self._weigh(0, list(range(count)), distances, own).cut(_KEPT)
+        self._settle(0, weighed, states[weighed.tokens[0]])
+        return 1
+
     def _take(self, known: list[int]) -> None:
         self._ids[: len(known)] = torch.tensor(known, dtype=self._ids.dtype)
 
@@ -192,7 +198,8 @@ class _Reading:
     def _expect_noise(self) -> None:
         """Take in what a first look has shown."""
         if self._noise is not None:
-            self._levels[False].expect(self._noise)
+            for level in self._levels.values():
+                level.expect(self._noise)
 
     def _residual(self, states: Float[Tensor, "position _"]) -> Float[Tensor, "position d"]:
         """What states leave unexplained of what was observed, from the first position on."""
@@ -212,7 +219,7 @@ class _Reading:
         beginnings = Beginnings(
             self._model, self._scores, self._ids[: 1 + followers], first.tokens, self._likelihoods,
             itself=0.0 if noisy else _ITSELF,
-            drowned=noisy,
+            drowned=noisy and len(first.tokens) < _KEPT,
         )  # fmt: skip
         found = yield from beginnings.settle(SURE, budget)
         if found.ids == self._ids[:2].tolist():
@@ -291,6 +298,12 @@ class _Reading:
         self._lost = self._lost + 1 if weighed.confidence < _NO_IDEA else 0
         self._tests[at] += len(tried)
         self._settle(at, weighed, states[tried.index(weighed.tokens[0])])
+
+    def _is_usual(self, at: int) -> bool:
+        """Whether a settled position is no further from what was seen than others are."""
+        weighed = self._weighed[at]
+        assert weighed is not None, "it was settled"
+        return self._levels[self._sinks[at]].usual(weighed.distances[0] / self._lengths[at])
 
     def _mistakable(self, token: int, tried: list[int]) -> list[int]:
         """Tokens of the same embedding, or of almost the same, that were not tried yet."""

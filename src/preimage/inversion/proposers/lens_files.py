@@ -111,7 +111,8 @@ def read_lens(path: Path, model: LanguageModel) -> Lens:
 def known_lenses() -> list[LensInfo]:
     """Every lens that comes with the package or lies in the user's cache."""
     folders = [Path(str(_SHIPPED)), cache_folder() / "lenses"]
-    return [read_info(path) for folder in folders for path in sorted(folder.rglob("*.safetensors"))]
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.safetensors"))]
+    return [read_info(path) for path in paths if path.parent.suffix != ".training"]  # one that goes on
 
 
 def default_path(model: LanguageModel, tap: Tap) -> Path:
