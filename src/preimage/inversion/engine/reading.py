@@ -104,6 +104,7 @@ class _Reading:
         self._lookalikes = lookalikes_of(model)
         self._weighed: list[Weighed | None] = [None] * len(observed)
         self._tests = [0] * len(observed)
+        self._likely: list[int] = []  # first tokens, where the whole vocabulary was weighed there
         self._rung = 0  # of the ladder, at which the next doubtful position begins
         self._lost = 0  # positions in a row at which not even the whole ladder helped
 
@@ -180,6 +181,7 @@ class _Reading:
         if self._noise is None:
             own = _ITSELF * self._scores.at(self._scores.row(0, 0))[0].log_softmax(dim=0).cpu()
         weighed = self._weigh(0, list(range(count)), distances, own).cut(_KEPT)
+        self._likely = weighed.tokens
         self._settle(0, weighed, states[weighed.tokens[0]])
         return 1
 
@@ -217,9 +219,10 @@ class _Reading:
         followers = min(_FOLLOWERS, at - 1, len(self._ids) - 1)
         noisy = self._levels[False].white
         beginnings = Beginnings(
-            self._model, self._scores, self._ids[: 1 + followers], first.tokens, self._likelihoods,
+            self._model, self._scores, self._ids[: 1 + followers], self._likely or first.tokens,
+            self._likelihoods,
             itself=0.0 if noisy else _ITSELF,
-            drowned=noisy and len(first.tokens) < _KEPT,
+            drowned=noisy and not self._likely,
         )  # fmt: skip
         found = yield from beginnings.settle(SURE, budget)
         if found.ids == self._ids[:2].tolist():
