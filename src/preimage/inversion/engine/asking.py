@@ -53,7 +53,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Expected:
-    """Log probabilities of every next token behind a prompt, on the CPU; None where nothing is expected."""
+    """Log probabilities of every next token behind a prompt; None where nothing is expected."""
 
     ids: Int[Tensor, " position"]
 
@@ -175,5 +175,5 @@ class Answers:
         rows = pad_sequence(list(some.values()), batch_first=True)
         states = self._model.states(rows, ("final",))["final"]
         for index, ids, row in zip(some, some.values(), states, strict=True):
-            answers[index] = (table.float() @ row[len(ids) - 1].float()).log_softmax(dim=0).cpu()
+            answers[index] = (table.float() @ row[len(ids) - 1].float()).log_softmax(dim=0)
         return answers

@@ -71,7 +71,7 @@ class Beginnings:
         opening = yield Expected(self._opening)
         order = self._proposed[0].argsort(descending=True)
         if opening is not None:
-            order = together(self._proposed[0], opening)
+            order = together(self._proposed[0], opening.cpu())
         widths = (by_device(sizes, self._model.device) for sizes in (_FIRST_TOKENS, _LIKELIEST))
         for wide, likeliest in zip(*widths, strict=True):
             first = [int(self._ids[0]), *self._likely[:wide], *order[:wide].tolist()]

@@ -7,7 +7,7 @@ said, that is what they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -50,10 +50,10 @@ def diagnose(
         return [Diagnosis()] * len(observed)
     on_device = [one.to(model.device) for one in observed]
     with torch.inference_mode():
-        found = _agreements(model, on_device, proposer)
+        found = _agreements(model, on_device, tap, proposer)
         for index, (rows, own) in enumerate(zip(on_device, found, strict=True)):
             for assumed in _like(model, rows, tap) if min(own).away > _AGREES else ():
-                own += _agreements(model, [rows], build_proposer(model, assumed))[0]
+                own += _agreements(model, [rows], assumed, build_proposer(model, assumed))[0]
                 if min(own).away <= _AGREES:
                     break
             found[index] = own
@@ -83,32 +83,42 @@ class _Agreement(NamedTuple):
 
 
 def _agreements(
-    model: LanguageModel, observed: Sequence[Float[Tensor, "_ d"]], proposer: Proposer
+    model: LanguageModel, observed: Sequence[Float[Tensor, "_ d"]], assumed: Layer, proposer: Proposer
 ) -> list[list[_Agreement]]:
-    """How near states are to every layer of what a proposer reads in them, as it is and behind a token."""
+    """How near states are to every layer of what a proposer reads in them, as they are and behind a token."""
     found: list[list[_Agreement]] = [[] for _ in observed]
+    longest = model.max_length or 2**31
+    for before in ((), *_beginnings(model)):
+        own = model.states(torch.tensor([before]), (assumed,))[assumed][0] if before else observed[0][:0]
+        whole = [torch.cat([own.to(one), one]) for one in observed]
+        size = max(1, by_device(BATCH_TOKENS, model.device) // max(map(len, whole)))
+        for some in torch.arange(len(whole)).split(size):
+            rows = [whole[index] for index in some]
+            if max(map(len, rows)) > longest:
+                continue
+            for agreement in _agree(model, rows, before, proposer):
+                for index, one in zip(some.tolist(), agreement, strict=True):
+                    found[index].append(one)
+    return found
+
+
+def _agree(
+    model: LanguageModel, observed: list[Tensor], before: tuple[int, ...], proposer: Proposer
+) -> Iterator[list[_Agreement]]:
+    """How near states of prompts are to each layer in turn; the first are of given tokens, not compared."""
     counts = torch.tensor([len(one) for one in observed], device=model.device)
-    padded = pad_sequence(list(observed), batch_first=True)
+    padded = pad_sequence(observed, batch_first=True)
     valid = torch.arange(padded.shape[1], device=model.device) < counts[:, None]
     ids = proposer.score(padded.float(), valid).best()
+    ids[:, : len(before)] = torch.tensor(before, dtype=ids.dtype, device=ids.device)
+    valid[:, : len(before)] = False
     lengths = padded.double().norm(dim=-1).clamp_min(1e-30)
-    longest = model.max_length or padded.shape[1] + 1
-    size = max(1, by_device(BATCH_TOKENS, model.device) // padded.shape[1])
-    for before in ((), *_beginnings(model)):
-        if padded.shape[1] + len(before) > longest:
-            continue
-        for some in torch.arange(len(padded)).split(size):
-            ahead = torch.tensor(before, dtype=ids.dtype, device=ids.device).expand(len(some), -1)
-            rows = torch.cat([ahead, ids[some]], dim=1)
-            for order, (layer, states) in enumerate(model.states(rows, all_layers(model.n_layers)).items()):
-                if states.shape[-1] != padded.shape[-1]:
-                    continue  # what leaves the last norm of some models is narrower
-                difference = states[:, len(before) :].double() - padded[some].double()
-                away = difference.norm(dim=-1) / lengths[some]
-                away = away.masked_fill(~valid[some], torch.nan).nanmedian(dim=1).values
-                for index, one in zip(some.tolist(), away.tolist(), strict=True):
-                    found[index].append(_Agreement(one, order + 100 * len(before), layer, before))
-    return found
+    for order, (layer, states) in enumerate(model.states(ids, all_layers(model.n_layers)).items()):
+        if states.shape[-1] != padded.shape[-1]:
+            continue  # what leaves the last norm of some models is narrower
+        away = (states.double() - padded.double()).norm(dim=-1) / lengths
+        away = away.masked_fill(~valid, torch.nan).nanmedian(dim=1).values
+        yield [_Agreement(one, order + 100 * len(before), layer, before) for one in away.tolist()]
 
 
 def _beginnings(model: LanguageModel) -> list[tuple[int, ...]]:

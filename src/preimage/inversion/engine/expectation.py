@@ -21,7 +21,7 @@ class Expectation:
         self._last: Tensor | None = None
 
     def behind(self, ids: Sequence[int]) -> Float[Tensor, " vocabulary"] | None:
-        """The expectation behind these tokens, on the CPU; None without tokens, or without an LM head."""
+        """The expectation behind these tokens; None without tokens, or without an LM head."""
         table = self._model.unembedding
         if self._prefix is None or table is None or not ids:
             return None
@@ -31,7 +31,7 @@ class Expectation:
             self._prefix.crop(shared)
             self._last = self._prefix.extend(torch.tensor(ids[shared:]))[-1]
             self._held = list(ids)
-        return (table.float() @ self._last.float()).log_softmax(dim=0).cpu()
+        return (table.float() @ self._last.float()).log_softmax(dim=0)
 
 
 def shared_tokens(ids: Sequence[int], others: Sequence[int]) -> int:

@@ -70,7 +70,9 @@ class Job:
         """Every token, by scores and by what the model expects behind the verified ones; at first, None."""
         expected = self._expecting.behind(self.ids[:at].tolist())
         return (
-            None if expected is None else together(scores.at(scores.row(self.index, at))[0].cpu(), expected)
+            None
+            if expected is None
+            else together(scores.at(scores.row(self.index, at))[0].cpu(), expected.cpu())
         )
 
     def extend_prefix(self, row: Int[Tensor, " position"], start: int) -> Float[Tensor, "some d_model"]:

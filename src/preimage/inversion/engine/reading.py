@@ -271,10 +271,10 @@ class _Reading:
 
     def _decide(self, at: int, budget: Budget) -> Asking[None]:
         """Try candidates at one position, ever more of them, until one is sure; take the likeliest."""
-        scores = self._scores.at(self._scores.row(0, at))[0].log_softmax(dim=0).cpu()
+        scores = self._scores.at(self._scores.row(0, at))[0].log_softmax(dim=0)
         tried: list[int] = []
         distances, states = torch.empty(0), torch.empty(0)
-        weighed, prior = None, torch.zeros(self._model.vocab_size)
+        weighed, prior = None, torch.zeros_like(scores)
         ladder = by_device(_LADDER, self._model.device)[: 1 if self._lost >= _LOST else None]
         for rung in range(min(self._rung, len(ladder) - 1), len(ladder)):
             if rung:
@@ -290,7 +290,7 @@ class _Reading:
                 states = torch.cat([states.to(seen), seen]) if len(states) else seen
                 budget.tests += len(fresh)
                 tried += fresh
-                weighed = self._weigh(at, tried, distances, own[tried])
+                weighed = self._weigh(at, tried, distances, own[tried].cpu())
                 fresh = self._mistakable(weighed.tokens[0], tried)
             if weighed is None:
                 break
