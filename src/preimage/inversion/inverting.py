@@ -49,6 +49,7 @@ from preimage.storage import Run
 
 _BATCH_TOKENS = 2**16  # tokens inverted together on a GPU
 _PADDING = 1.25  # longest prompt of a batch over its shortest
+_READING = 8  # tests of the whole vocabulary at every position that a reading may cost in all
 _GRADIENT = (3, 128)  # gradient proposals come after so many ranked batches, and are so many
 
 
@@ -274,11 +275,11 @@ class _Inverting:
         """What a prompt may cost, or what is left of it."""
         if self._one_vector:
             return one_vector_budget(self._options.max_tests, self._options.timeout)
-        bound, timeout = length * self._model.vocab_size, self._options.timeout
-        tests = min(self._options.max_tests or bound, bound)
+        bound, timeout, most = length * self._model.vocab_size, self._options.timeout, self._options.max_tests
         if spent is None:
-            return Budget(tests, timeout)
-        return Budget(max(0, tests - spent.tests), None if timeout is None else timeout - spent.seconds)
+            return Budget(min(most or bound, bound), timeout)
+        left = _READING * bound if most is None else max(0, most - spent.tests)
+        return Budget(left, None if timeout is None else timeout - spent.seconds)
 
     def _repair_policy(self, prefix: CandidatePrefix, observed: Tensor, ranked: Policy) -> Policy:
         """The proposer's order, with SIPIT's gradient in it where that was asked for."""

@@ -8,16 +8,18 @@ is tried at that position.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from preimage.inversion.engine.budget import BudgetSpentError
 from preimage.inversion.engine.jobs import Job
 from preimage.inversion.engine.lookalikes import lookalikes_of
-from preimage.inversion.engine.verifier import Verifier, distances_of
+from preimage.inversion.engine.verifier import Target, Verifier, distances_of
 from preimage.inversion.proposers.scores import Scores
 from preimage.models import LanguageModel, states_of_branches
 from preimage.observations import Tap
@@ -25,6 +27,7 @@ from preimage.observations import Tap
 log = logging.getLogger(__name__)
 
 _BRANCHES = 512  # tokens tried beside one prompt in one pass
+_BATCH_TOKENS = 16384  # tokens of one pass over many prompts
 _FAITHFUL = 16.0  # a branch may be so many times out of reach of the same token tried plainly
 _STEP = 64  # lengths up to a multiple of this are checked together
 _taken: WeakKeyDictionary[LanguageModel, dict[tuple[int, Tap, int], bool]] = WeakKeyDictionary()
@@ -90,6 +93,22 @@ class Apartness:
             branches += [(index, rival) for rival in sorted(rivals)]
         places, tokens = torch.tensor(branches, dtype=torch.long).view(-1, 2).unbind(dim=1)
         return places, tokens
+
+    def try_at_mismatches(self, jobs: Sequence[Job], target: Target, tokens: Sequence[Tensor]) -> None:
+        """Try tokens at the first mismatch of every prompt, as branches off what is verified, together."""
+        longest = max(job.verified for job in jobs) + max(map(len, tokens))
+        size = max(1, _BATCH_TOKENS // longest)
+        for start in range(0, len(jobs), size):
+            some, mine = jobs[start : start + size], tokens[start : start + size]
+            ids = pad_sequence([job.ids[: job.verified] for job in some], batch_first=True)
+            tried = pad_sequence(list(mine), batch_first=True)
+            places = torch.tensor([[job.verified] for job in some]).expand_as(tried)
+            _, states = states_of_branches(self._model, self._verifier.tap, ids, places, tried)
+            rows = torch.tensor([[job.index] for job in some])
+            away = target[rows, places].away(self._verifier.observe(states)).tolist()
+            for job, own, distances in zip(some, mine, away, strict=True):
+                job.tested[job.verified].update(zip(own.tolist(), distances, strict=False))
+                job.budget.tests += len(own)
 
     def unclear(self, job: Job, scores: Scores, count: int) -> list[int]:
         """Those of some verified positions at which another token may fit, or is not far from it."""

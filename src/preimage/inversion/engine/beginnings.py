@@ -23,8 +23,9 @@ from preimage.inversion.proposers.scores import Scores
 from preimage.models import LanguageModel
 
 _FIRST_TOKENS = {"cpu": (64, 512), "cuda": (64, 1024)}  # tried as the first: at once, and where need be
+_COMPARED = 256  # of them, where they are ranked by their states
 _SECONDS = (3, 64)  # second tokens tried behind each of them, and behind the likeliest
-_LIKELIEST = {"cpu": (8, 16), "cuda": (8, 64)}  # how many these are
+_LIKELIEST = {"cpu": (8, 16), "cuda": (8, 32)}  # how many these are
 _NEXT = 2  # followers by which all pairs are compared
 _FINALISTS = 64  # pairs that are compared by all followers
 _ALIKE, _CLIMBS = 256, 4  # tokens like the best one that are tried, and how often in turn
@@ -45,7 +46,8 @@ class Beginning(NamedTuple):
 class Beginnings:
     """The beginnings of one prompt, of which the first tokens were read once.
 
-    ``itself``: the weight of what the proposer says of the first token; ``drowned``: whether noise hides it.
+    ``itself``: the weight of what the proposer says of the first token; ``noisy``: whether noise hides that;
+    ``compared``: whether ``likely`` are the likeliest of all, by their states.
     """
 
     def __init__(
@@ -57,12 +59,13 @@ class Beginnings:
         likelihoods: Likelihoods,
         *,
         itself: float,
-        drowned: bool,
+        noisy: bool,
+        compared: bool,
     ) -> None:
         self._model, self._ids, self._likely, self._likelihoods = model, ids, likely, likelihoods
         self._proposed = [scores.at(scores.row(0, at))[0].cpu() for at in (0, 1)]
         self._alone = itself * self._proposed[0].log_softmax(dim=0)
-        self._drowned = drowned
+        self._compared, self._drowned = compared and noisy, noisy and not compared
         self._heads = torch.empty(0, 2, dtype=torch.long)  # the best so far
         self._totals = torch.empty(0, dtype=torch.float64)
 
@@ -75,6 +78,8 @@ class Beginnings:
         widths = (by_device(sizes, self._model.device) for sizes in (_FIRST_TOKENS, _LIKELIEST))
         for wide, likeliest in zip(*widths, strict=True):
             first = [int(self._ids[0]), *self._likely[:wide], *order[:wide].tolist()]
+            if self._compared:
+                first = [int(self._ids[0]), *self._likely[: min(wide, _COMPARED)]]
             yield from self._try(first, likeliest, budget)
             found = self._found(wide)
             if min(found.sure) >= enough * (1 - untried(wide)):

@@ -32,7 +32,7 @@ _UNKNOWN_SPREAD = 1.0  # before any position was read
 _UNTRIED = 0.15, 16.0  # the chance that the right token is not among so many tried
 _ALIKE = 0.15, 0.02  # log of how much nearer one wrong token is than the next: its scale, its least chance
 _SEED = 4  # positions that what was seen of noise beforehand counts for
-_USUAL = 2.5  # spreads above the centre up to which a distance is that of a right token
+_USUAL = 1.5  # spreads above the centre up to which a distance is that of a right token
 
 
 @dataclass

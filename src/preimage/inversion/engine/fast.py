@@ -1,12 +1,11 @@
 """Exact inversion in passes: propose every position, verify in one pass, repair the first mismatch, go on.
 
-What a pass verifies from the left is settled. On a GPU many prompts share a pass, and at a mismatch the next
-candidates are tried in whole rows, so that a right guess verifies the rest at once. On a CPU prompts go one
-by one, and the mismatch is repaired by a batch of single tokens on the keys and values the pass left behind.
-In both, candidates follow the proposer's order, in growing batches up to the whole vocabulary, and the last
-pass runs over the whole prompt and verifies every position. Beside it, in the same pass, the token most
-likely to be mistaken is tried at every position: where that is not far away, a search with the whole
-vocabulary decides.
+What a pass verifies from the left is settled. On a GPU many prompts share a pass: at a mismatch the next two
+candidates run in whole rows, which a right guess verifies too, then more as branches. On a CPU prompts go one
+by one, and a mismatch is repaired by a batch of single tokens on the keys and values the pass left behind.
+Candidates follow the proposer's order, up to the whole vocabulary, and the last pass runs over the whole
+prompt. Beside it, in the same pass, the token most likely to be mistaken is tried at every position: where
+that is not far away, a search with the whole vocabulary decides.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ from preimage.inversion.engine.verifier import Target, Verifier, distances_of
 from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.proposers.standard import Proposer
 from preimage.models import LanguageModel, Prefix, states_of_branches
+from preimage.observations import Site
 
-# Candidates tried in rows of their own on a GPU, round after round, before a cached prefix: the first with
-# the rest of the prompt behind them, which a right guess verifies too, the others up to the mismatch only.
-_LADDER = (2, 16, 64)
+_LADDER = (2, 32, 256)  # candidates tried on a GPU, round after round, before those on a cached prefix
 _FIRST_BATCH = {"cpu": 8, "cuda": 512}  # candidates tried first on a cached prefix
 _BATCH_TOKENS = 16384  # tokens of one pass
 _BESIDE = 512  # a prompt of more tokens is not run together with its rivals on a CPU: nothing is gained
@@ -168,13 +166,16 @@ class FastInverter:
 
     def _run_together(self, jobs: list[Job], target: Target, scores: Scores) -> None:
         self._with_rivals(jobs, target, scores)
-        rows = {job.index: self._next_rows(job, scores) for job in jobs if job.verified < len(job)}
-        while rows := {index: some for index, some in rows.items() if some}:
-            attempts = self._run_rows(jobs, target, rows)
-            for index, some in attempts.items():
+        left = [job for job in jobs if job.verified < len(job)]
+        while left:
+            asked = {job.index: self._next_rows(job, scores) for job in left}
+            trials = {index: some for index, some in asked.items() if isinstance(some, Tensor)}
+            if trials:
+                self._apart.try_at_mismatches([jobs[index] for index in trials], target, [*trials.values()])
+            rows = {index: some for index, some in asked.items() if isinstance(some, list) and some}
+            for index, some in self._run_rows(jobs, target, rows).items():
                 self._keep_furthest(jobs[index], some, scores)
-            left = [jobs[index] for index in rows if jobs[index].outcome is None]
-            rows = {job.index: self._next_rows(job, scores) for job in left if job.verified < len(job)}
+            left = [job for job in left if job.outcome is None and job.verified < len(job)]
         left = [job for job in jobs if job.outcome is None]
         self._with_rivals(left, target, scores)
         for job in left:
@@ -204,8 +205,8 @@ class FastInverter:
                     self._settle(job, job.ids, away[: len(job)])
                 job.note_rivals(*branches, beside[: len(branches[0])])
 
-    def _next_rows(self, job: Job, scores: Scores) -> list[Tensor]:
-        """The rows to run next for a prompt at its first mismatch; none when it has ended."""
+    def _next_rows(self, job: Job, scores: Scores) -> list[Tensor] | Tensor:
+        """The rows to run next for a prompt, or the tokens to try at its mismatch; none when it has ended."""
         at = job.verified
         fits = job.nearest(at) is not None  # a rival that was tried beside the pass
         try:
@@ -221,16 +222,16 @@ class FastInverter:
         except BudgetSpentError as spent:
             self._stop(job, spent)
             return []
-        return self._candidate_rows(job, scores) or self._next_rows(job, scores)
-
-    def _candidate_rows(self, job: Job, scores: Scores) -> list[Tensor]:
-        """The next candidates at the first mismatch, each in a row of its own, as many as the ladder says."""
-        at, refused = job.verified, job.tested[job.verified]
-        count = min(_LADDER[job.stage], job.budget.tests_left)
-        row = job.affordable(len(job) if job.stage == 0 else at + 1, count)
+        at, refused, stage = job.verified, job.tested[job.verified], job.stage
+        count = min(_LADDER[stage], job.budget.tests_left)
         job.stage += 1
-        fresh = [t for t in scores.top(job.index, at, len(refused) + count) if t not in refused]
-        return [replaced(row, at, token) for token in fresh[:count]]
+        fresh = [t for t in scores.top(job.index, at, len(refused) + count) if t not in refused][:count]
+        if not fresh:
+            return self._next_rows(job, scores)
+        if stage and self._apart.takes_branches(at + 1):
+            return torch.tensor(fresh)
+        row = job.affordable(at + 1 if stage else len(job), count)
+        return [replaced(row, at, token) for token in fresh]
 
     def _run_rows(
         self, jobs: list[Job], target: Target, rows: dict[int, list[Tensor]]
@@ -341,7 +342,8 @@ class FastInverter:
         try:
             if self._hands_on(job):
                 unclear = self._apart.unclear(job, scores, len(job))
-                if len(unclear) > by_device(_SCANS, self._model.device):
+                scans = 0 if isinstance(self._verifier.tap, Site) else by_device(_SCANS, self._model.device)
+                if len(unclear) > scans:
                     self._pass_on(job)
                     return
             open_ = self._apart.first_open(job, scores, len(job))

@@ -222,7 +222,8 @@ class _Reading:
             self._model, self._scores, self._ids[: 1 + followers], self._likely or first.tokens,
             self._likelihoods,
             itself=0.0 if noisy else _ITSELF,
-            drowned=noisy and not self._likely,
+            noisy=noisy,
+            compared=bool(self._likely),
         )  # fmt: skip
         found = yield from beginnings.settle(SURE, budget)
         if found.ids == self._ids[:2].tolist():
