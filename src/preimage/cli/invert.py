@@ -70,7 +70,7 @@ def invert(
 
     options = InvertOptions(
         method=method, proposers=proposers, prove=prove, seed=seed, tolerance=tolerance,
-        max_tests=max_tests, timeout=timeout, published_cost=published_cost,
+        max_tests=max_tests, timeout=timeout, published_cost=published_cost, prefix=prefix or "",
     )  # fmt: skip
     choice = arg.PromptChoice(text, prompts, count, length, seed, bos)
     told = arg.StatesChoice(key, mask_key, observe, stored, positions, rotary, permuted)
@@ -89,9 +89,7 @@ def invert(
         states = _open_bundle(path, manifest, told, prepared, any_model)
     loaded = prepared.model
     with progress_bar() as progress:
-        results = preimage.invert(
-            loaded, states, layer, prefix=prefix or "", options=options, out=out, progress=progress
-        )
+        results = preimage.invert(loaded, states, layer, options=options, out=out, progress=progress)
     if json:
         seen = {"observation": states.observation.to_dict(), "key": name, "prompts": states.prompts}
         rows = [_with_truth(result, states, index) for index, result in enumerate(results)]
