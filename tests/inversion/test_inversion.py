@@ -99,7 +99,7 @@ def test_wrong_model_is_not_recovered(method: str) -> None:  # I3
     assert found.failed_distance is not None
     assert found.failed_distance > found.positions[0].radius
     assert "position 0" in found.reason
-    assert found.tests <= VOCABULARY * states.lengths[0]  # the cost of finding out, and of a reading
+    assert found.tests <= 9 * VOCABULARY * states.lengths[0]  # the cost of finding out, and of a reading
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -45,7 +45,7 @@ def from_mean(
     verifier = Verifier(model, layer, noise=noise_of(model, layer)[layer])
     budget = one_vector_budget(max_tests, None)
     outcome = invert_last(model, vector[None], verifier, budget, positions="mean", **changes)
-    result = make_result(model, outcome, verifier, InvertOptions(), budget.tests, 0.0, 0)
+    result = make_result(model, outcome, verifier, InvertOptions(), budget.tests)
     return say_of_last(result, outcome.tried)
 
 

@@ -116,7 +116,8 @@ def test_one_state_of_block_one_is_not_taken_for_its_prompt() -> None:
     assert (result.status, result.complete) == ("ambiguous", False)
 
 
-def test_the_prior_is_for_the_stream_alone() -> None:
+def test_the_prior_is_for_the_stream_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREIMAGE_CACHE", str(tmp_path))  # in which there is no lens
     model = tiny("llama")
     states = preimage.capture(model, [[5, 6]], 2, observe="keys")
     for name in ("prior", "codebook,prior"):

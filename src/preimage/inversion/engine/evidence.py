@@ -51,8 +51,7 @@ class Level:
     def note(self, relative: float, along: Float[Tensor, " d"]) -> None:
         """Take in a position that was read: its relative distance, and its residual by directions."""
         self.logs.append(math.log(max(relative, 1e-30)))
-        top, quiet = _loud_and_quiet(along)
-        self.tilts.append(float(top / quiet))
+        self.tilts.append(float(_tilt(along)))
 
     @property
     def white(self) -> bool:
@@ -168,6 +167,16 @@ def noise_of_residual(along: Float[Tensor, "position d"], lengths: Float[Tensor,
     variance = (quiet - (loud - quiet).clamp_min(0) / (_TILT - 1)).clamp_min(0)
     relative = float(((variance * along.shape[-1]).sqrt() / lengths).median())
     return Noise(relative, relative > _SEEN and float((variance / quiet).median()) > _WHITE)
+
+
+def is_white(along: Float[Tensor, "position d"]) -> bool:
+    """Whether what is left over at most positions lies in all directions alike."""
+    return float(_tilt(along).median()) <= _LEVEL
+
+
+def _tilt(along: Float[Tensor, "*position d"]) -> Float[Tensor, "*position"]:
+    loud, quiet = _loud_and_quiet(along)
+    return loud / quiet
 
 
 def _loud_and_quiet(along: Float[Tensor, "*position d"]) -> tuple[Tensor, Tensor]:

@@ -15,10 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from preimage.inversion.engine.evidence import Read
+from preimage.inversion.engine.evidence import Read, is_white
 
 _MOST = 0.95  # of the states' length, that noise may be off
-_SEVERAL = 3  # ordinary positions without which noise cannot be told from anything else
+_SEVERAL = 8  # ordinary positions without which noise cannot be told from anything else
+_ARITHMETIC = 0.25  # of the states' length, that another precision or engine may be off
+_EVEN = 0.25  # how much the logarithm of the length of noise varies over positions
 _APART = 3.0  # times as far as the nearest token are others, where what is left over is not white
 _GAP, _GAP_OF_ONE = 4.0, 8.0  # nats between nearest and next, at the median position; more for few positions
 _CONFIDENCE = 0.9  # at the median position
@@ -54,10 +56,10 @@ def judge(read: Read, known: int, *, coarse: bool = False) -> Judgement:
     share = float(rows.mean(dim=0).square().sum()) if len(rows) > 1 else 0.0
     if len(rows) > 1 and share > 0.5 * (1 + 1 / len(rows)):
         return Judgement(False, f"{off}, by the same vector at every position: something was added to them.")
-    if read.level.white and len(rows) >= _SEVERAL:
+    if len(rows) >= _SEVERAL and is_white(rows) and _even(read, known):
         return Judgement(True, f"{off}, in all directions alike: noise.")
     apart = statistics.median(_ratio(one.distances) for one in weighed)
-    if apart >= _APART:
+    if apart >= _APART and relative <= _ARITHMETIC and len(weighed) > 1:  # one state alone may be anything
         return Judgement(
             True,
             f"{off}, and other tokens are {apart:.3g} times as far: another precision or engine made them.",
@@ -80,6 +82,19 @@ def cautious(confidence: list[float], known: int) -> list[float]:
 def _ratio(distances: list[float]) -> float:
     ordered = sorted(distances)
     return ordered[1] / max(ordered[0], 1e-30) if len(ordered) > 1 else 1.0
+
+
+def _even(read: Read, known: int) -> bool:
+    """Whether what is left over is about as long at every position, as it is or relative to the state."""
+    lengths = torch.tensor(read.lengths[known:], dtype=torch.float64)
+    away = read.residuals[known:].cpu().norm(dim=1).clamp_min(1e-300)
+    some = lengths <= 4 * lengths.median()
+    return any(_spread(logs[some]) <= _EVEN for logs in (away.log(), (away / lengths).log()))
+
+
+def _spread(values: Float[Tensor, " position"]) -> float:
+    """A standard deviation that does not mind some positions."""
+    return 1.5 * float((values - values.median()).abs().median())
 
 
 def _ordinary(read: Read, known: int) -> Float[Tensor, "position d"]:
