@@ -37,6 +37,8 @@ def test_a_lens_of_a_site_gives_prompts_back(name: str, place: str) -> None:
     model, site = tiny(name), Site(2, place)
     path = default_path(model, site)
     assert path.name == f"layer-2-{place}.safetensors"
+    states = preimage.capture(model, PROMPTS, 2, observe=place)
+    assert {result.proposer for result in preimage.invert(model, states)} == {"codebook"}
     trained = train_lens(model, site, "random", SMALL, out=path)
     assert trained.held_out["random"]["rank0"] > 0.15  # chance is 1 in 41
     info = find_lens(model, site)
@@ -44,7 +46,7 @@ def test_a_lens_of_a_site_gives_prompts_back(name: str, place: str) -> None:
     assert (info.path, info.layer, info.place) == (path, 2, place)
     assert info.tap == without_positions(model, site)
     assert info.shape.d_model == model.width(site)
-    states = preimage.capture(model, PROMPTS, 2, observe=place)
+    assert {result.proposer for result in preimage.invert(model, states)} == {f"lens-2.{place}"}
     results = preimage.invert(model, states, proposers="lens")
     assert [list(result.token_ids) for result in results] == PROMPTS
     assert {(result.status, result.proposer) for result in results} == {("recovered", f"lens-2.{place}")}

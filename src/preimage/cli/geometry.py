@@ -18,6 +18,7 @@ from preimage.storage import read_manifest
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from preimage.geometry import GeometryOptions
     from preimage.geometry.result import Geometry, GeometrySweep
 
 
@@ -56,13 +57,12 @@ def geometry(
 
     Lists of models, lengths, dtypes, granularities or ranges give a sweep: every combination, one table.
     """
-    manifest = None
     if bundle is not None:
-        if text or prompts or count or length:
-            raise OptionError("A bundle and prompts were given.", "Give one of them.")
-        if propagate or "," in granularity + value_range:
-            raise OptionError("--propagate and sweeps need the model and its prompts.", "Give no bundle.")
-        manifest = read_manifest(bundle)
+        _check_bundle(
+            bundle,
+            prompts=text or prompts or count or length,
+            model=propagate or "," in granularity + value_range,
+        )
     if text and prompts:
         raise OptionError("--text and --prompts: both given.", "Give one of them.")
     lengths: list[int | None] = [None]
@@ -72,7 +72,6 @@ def geometry(
     from preimage.figures import parse_formats
 
     formats = parse_formats(figures)
-    import preimage
     from preimage.geometry import GeometryOptions, Quantiser, SweepOptions, sweep_geometry
     from preimage.models import check_device, check_dtype
     from preimage.prompts import PromptOptions
@@ -88,15 +87,8 @@ def geometry(
     )  # fmt: skip
     dtypes = [check_dtype(one) for one in _listed(dtype)]
     check_device(device)
-    if manifest is not None:
-        from preimage.models.loading import parse_device
-        from preimage.states.bundle import open_bundle
-
-        states, on = open_bundle(Path(bundle or ""), manifest), parse_device(device)
-        with progress_bar() as progress:
-            shape = preimage.measure_geometry(states, options=options, device=on, out=out, progress=progress)
-        _finish(shape, states.model, out, formats, json)
-        return _exit_code([shape])
+    if bundle is not None:
+        return _of_bundle(bundle, options, device, out, formats, json)
     choice = arg.PromptChoice(text, prompts, count).unless_told(arg.MANY)
     chosen = PromptOptions(count=choice.count, seed=seed, bos=bos)
     over = SweepOptions(_listed(model), lengths, dtypes, quantisers)
@@ -105,11 +97,37 @@ def geometry(
             over, list(text) if text else str(choice.source), layers=layers, prompts=chosen, options=options,
             device=device, out=out, progress=progress,
         )  # fmt: skip
-    if len(sweep.runs) == 1:
-        _finish(sweep.runs[0].geometry, sweep.runs[0].identity, out, formats, json)
-    else:
-        _finish_sweep(sweep, out, formats, json)
+    _finish_sweep(sweep, out, formats, json)
     return _exit_code(run.geometry for run in sweep.runs)
+
+
+def _check_bundle(bundle: Path, *, prompts: object, model: object) -> None:
+    """Refuse what does not go with a bundle, and one that cannot be read."""
+    if prompts:
+        raise OptionError("A bundle and prompts were given.", "Give one of them.")
+    if model:
+        raise OptionError("--propagate and sweeps need the model and its prompts.", "Give no bundle.")
+    read_manifest(bundle)
+
+
+def _of_bundle(
+    bundle: Path,
+    options: GeometryOptions,
+    device: str,
+    out: Path | None,
+    formats: tuple[str, ...],
+    json: bool,
+) -> int:
+    """The geometry of states that were kept."""
+    from preimage.geometry import measure_geometry
+    from preimage.models.loading import parse_device
+    from preimage.states.bundle import open_bundle
+
+    states, on = open_bundle(bundle, read_manifest(bundle)), parse_device(device)
+    with progress_bar() as progress:
+        shape = measure_geometry(states, options=options, device=on, out=out, progress=progress)
+    _finish(shape, states.model, out, formats, json)
+    return _exit_code([shape])
 
 
 def _exit_code(shapes: Iterable[Geometry]) -> int:
@@ -141,6 +159,9 @@ def _show_unexplained(name: str, shape: Geometry) -> None:
 def _finish_sweep(sweep: GeometrySweep, out: Path | None, formats: tuple[str, ...], json: bool) -> None:
     from preimage.figures import family_figure, layer_figure, length_figure, save_figures
 
+    if len(sweep.runs) == 1:
+        _finish(sweep.runs[0].geometry, sweep.runs[0].identity, out, formats, json)
+        return
     if out is not None:
         every: dict[str, Geometry] = {run.setting.name: run.geometry for run in sweep.runs}
         together = {"layers": layer_figure(every), "depth": family_figure(every)}

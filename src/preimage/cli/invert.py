@@ -13,7 +13,7 @@ from preimage.cli import DONE, FINDINGS
 from preimage.cli import arguments as arg
 from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import BundleError, OptionError
-from preimage.layers import parse_layer
+from preimage.layers import Layer, parse_layer
 from preimage.storage import read_manifest
 
 if TYPE_CHECKING:
@@ -80,9 +80,7 @@ def invert(
     wanted = None if layer is None else parse_layer(layer, prepared.known.n_layers)
     name = None
     if path is None:
-        choice.of(prepared)
-        at = wanted if wanted is not None else (prepared.known.n_layers + 1) // 2
-        states = preimage.capture(prepared.model, choice.of(prepared), at)
+        states = _capture(choice, prepared, wanted)
     elif manifest is None:
         states, name = told.read(path, layer, prepared)
     else:
@@ -96,10 +94,8 @@ def invert(
         print_result("invert", {"model": loaded.identity.to_dict()} | seen | {"results": rows})
     else:
         _show(results, loaded)
-        if prove:
-            _show_margins(results, loaded)
-    if prove and out is not None:
-        _save_figures(results, loaded, out)
+    if prove:
+        _show_proofs(results, loaded, out, json)
     return DONE if all(result.status in ("recovered", "likely") for result in results) else FINDINGS
 
 
@@ -120,6 +116,16 @@ def _check_source(
     told.refuse("key", "mask_key", hint="A bundle says where its states are; leave it out.")
     _ = told.observation  # which refuses what is no observation
     return read_manifest(path)
+
+
+def _capture(choice: arg.PromptChoice, prepared: Preparation, layer: Layer | None) -> States:
+    """States of prompts run for this purpose; without a layer, of the middle one."""
+    from preimage.states import capture
+
+    choice.of(prepared)  # wrong ones are refused before the weights are loaded
+    at = (prepared.known.n_layers + 1) // 2 if layer is None else layer
+    loaded = prepared.model
+    return capture(loaded, choice.of(prepared), at)  # as the loaded tokenizer has them
 
 
 def _open_bundle(
@@ -150,7 +156,12 @@ def _check_files(prepared: Preparation, made_by: dict[str, Any]) -> None:
         )
 
 
-def _save_figures(results: list[Inversion], model: LanguageModel, out: Path) -> None:
+def _show_proofs(results: list[Inversion], model: LanguageModel, out: Path | None, json: bool) -> None:
+    """The margins of a proof: in the terminal, and as figures where there is a place for them."""
+    if not json:
+        _show_margins(results, model)
+    if out is None:
+        return
     from preimage.figures import margin_figure, save_figures
 
     for index, result in enumerate(results):

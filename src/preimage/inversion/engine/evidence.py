@@ -113,9 +113,9 @@ class Read:
     distances: list[float]  # of one plain pass over the whole
     weighed: list[Weighed | None]  # None at known positions
     residuals: Float[Tensor, "position d"]  # along principal directions
-    lengths: list[float]  # of the observed states, outliers weighted down
+    lengths: list[float]  # of the observed states
+    relative: list[float]  # how far they are off, relative to these
     radii: list[float]  # within which a distance is noise of an exact recomputation
-    level: Level
     coarse: int  # positions known so coarsely that a token that fits may not be the only one
     finished: bool = True
     tests: list[int] = field(default_factory=list)

@@ -30,7 +30,6 @@ from preimage.inversion.engine.verifier import Target, Verifier, distances_of
 from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.proposers.standard import Proposer
 from preimage.models import LanguageModel, Prefix, states_of_branches
-from preimage.observations import Site
 
 _LADDER = (2, 32, 256)  # candidates tried on a GPU, round after round, before those on a cached prefix
 _FIRST_BATCH = {"cpu": 8, "cuda": 512}  # candidates tried first on a cached prefix
@@ -342,8 +341,7 @@ class FastInverter:
         try:
             if self._hands_on(job):
                 unclear = self._apart.unclear(job, scores, len(job))
-                scans = 0 if isinstance(self._verifier.tap, Site) else by_device(_SCANS, self._model.device)
-                if len(unclear) > scans:
+                if len(unclear) > by_device(_SCANS, self._model.device):
                     self._pass_on(job)
                     return
             open_ = self._apart.first_open(job, scores, len(job))

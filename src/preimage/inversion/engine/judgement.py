@@ -39,9 +39,7 @@ def judge(read: Read, known: int, *, coarse: bool = False) -> Judgement:
     weighed = [one for one in read.weighed[known:] if one is not None]
     if not read.finished or not weighed:
         return Judgement(False, "The budget was spent before every position was read.")
-    relative = statistics.median(
-        away / length for away, length in zip(read.distances[known:], read.lengths[known:], strict=True)
-    )
+    relative = statistics.median(read.relative[known:])
     off = f"The states are {100 * relative:.2g} % of their length off those of the likeliest prompt"
     gap = statistics.median(one.gap for one in weighed)
     pairs = zip(read.distances[known:], read.radii[known:], strict=True)

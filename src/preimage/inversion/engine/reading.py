@@ -235,9 +235,9 @@ class _Reading:
         self._levels = {kind: Level(self._observed.shape[-1]) for kind in (False, True)}
         self._expect_noise()
         away = self._away(self._target[:2], states[0]).tolist()
-        for one in (0, 1):
-            weighed = Weighed([found.ids[one]], [0.0], [away[one]], found.sure[one], first.gap)
-            self._settle(one, weighed, states[0, one])
+        for one, token in enumerate(found.ids):
+            sure = found.sure[one] / (1 + len(self._mistakable(token, [token])))
+            self._settle(one, Weighed([token], [0.0], [away[one]], sure, first.gap), states[0, one])
         return 2
 
     def _likelihoods(self, states: Float[Tensor, "row position d"]) -> Float[Tensor, "row position"]:
@@ -374,8 +374,8 @@ class _Reading:
             self._weighed,
             self._statistics.coordinates(self._residual(states)),
             self._lengths,
+            (self._away(self._target, states) / torch.tensor(self._lengths)).tolist(),
             self._target.radii,
-            self._levels[False],
             self._target.coarse,
             finished,
             self._tests,
