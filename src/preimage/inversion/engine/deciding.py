@@ -63,6 +63,7 @@ class Evidence:
             [observed[index] for index in left],
             [budgets[index] for index in left],
             [settled[index] for index in left],
+            [results[index].token_ids for index in left],
         )
         for index, read in zip(left, reads, strict=True):
             decided[index] = self._decided(results[index], read, looks[index], len(settled[index]))

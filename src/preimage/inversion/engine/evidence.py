@@ -19,18 +19,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from preimage.inversion.proposers.statistics import loud_and_quiet, tilt_of
+
 _CAUTION = 0.5  # share of the directions that is counted: noise is never quite white
 _FEW = 24.0  # directions counted at most where what is left over is not white
 _UNKNOWN = 12.0  # directions counted before anything was read
-_TOP, _QUIET = 8, 2  # one in so many directions has the most spread, one in so many the least
-_LEVEL = 2.5  # white: along the former, noise is at most so many times what it is along the latter
-_TILT = 20.0  # the ratio of both where tokens are wrong
+_LEVEL = 2.5  # white: at most so tilted
+_TILT, _FLAT = 20.0, 4.0  # of what wrong tokens leave over: counted at most, and too flat to be told
+_LUCK = 1.5  # noise is at most so many times as long as what is left over where it is shortest
 _SEEN, _WHITE = 0.02, 0.3  # white noise to be counted on: its relative length, its share in quiet directions
 _TAIL = 10.0  # degrees of freedom of the distribution of log distances: some positions are far noisier
 _LEAST_SPREAD = 0.05  # of log distances
 _UNKNOWN_SPREAD = 1.0  # before any position was read
 _UNTRIED = 0.15, 16.0  # the chance that the right token is not among so many tried
 _ALIKE = 0.15, 0.02  # log of how much nearer one wrong token is than the next: its scale, its least chance
+_LEAST = 0.6  # of its usual length, that noise never falls short of
 _SEED = 4  # positions that what was seen of noise beforehand counts for
 _USUAL = 1.5  # spreads above the centre up to which a distance is that of a right token
 
@@ -40,6 +43,7 @@ class Level:
     """How far right candidates are, as seen at the positions read so far, and how their residuals lie."""
 
     width: int
+    tilt: float = _TILT  # of what wrong tokens leave over
     logs: list[float] = field(default_factory=list)  # of distance over length
     tilts: list[float] = field(default_factory=list)  # variance along directions of most and of least spread
 
@@ -51,12 +55,17 @@ class Level:
     def note(self, relative: float, along: Float[Tensor, " d"]) -> None:
         """Take in a position that was read: its relative distance, and its residual by directions."""
         self.logs.append(math.log(max(relative, 1e-30)))
-        self.tilts.append(float(_tilt(along)))
+        self.tilts.append(float(tilt_of(along)))
+
+    @property
+    def told(self) -> bool:
+        """Whether it is known how far right candidates are."""
+        return len(self.logs) >= _SEED
 
     @property
     def white(self) -> bool:
         """Whether what is left over lies in all directions alike, those in which states differ or not."""
-        return bool(self.tilts) and _median(self.tilts) <= _LEVEL
+        return bool(self.tilts) and _median(self.tilts) <= _level(self.tilt)
 
     @property
     def directions(self) -> float:
@@ -116,6 +125,7 @@ class Read:
     lengths: list[float]  # of the observed states
     relative: list[float]  # how far they are off, relative to these
     radii: list[float]  # within which a distance is noise of an exact recomputation
+    tilt: float  # of what wrong tokens leave over
     coarse: int  # positions known so coarsely that a token that fits may not be the only one
     finished: bool = True
     tests: list[int] = field(default_factory=list)
@@ -156,35 +166,39 @@ class Noise(NamedTuple):
     relative: float  # its length, relative to that of the states
     white: bool  # whether there is enough of it to be counted on
 
+    def allows(self, away: float, length: float, usual: float) -> bool:
+        """Whether a state so long may be so near: the length of noise hardly varies.
 
-def noise_of_residual(along: Float[Tensor, "position d"], lengths: Float[Tensor, " position"]) -> Noise:
+        It is the same at every position, or in proportion to states; ``usual``: the length of most of them.
+        """
+        return away >= _LEAST * self.relative * min(length, usual)
+
+
+def noise_of_residual(
+    along: Float[Tensor, "position d"], lengths: Float[Tensor, " position"], tilt: float
+) -> Noise:
     """The white noise in what is left over at positions whose tokens may be right or wrong.
 
     Wrong tokens leave something over too, along the directions in which states differ most: how much is seen
-    there, and its part in the quiet directions is taken off.
+    there, and its part in the quiet directions is taken off. ``tilt``: how unevenly it lies here. Noise is at
+    every position: where little is left over, there is little of it.
     """
-    loud, quiet = _loud_and_quiet(along)
-    variance = (quiet - (loud - quiet).clamp_min(0) / (_TILT - 1)).clamp_min(0)
-    relative = float(((variance * along.shape[-1]).sqrt() / lengths).median())
+    if tilt < _FLAT:
+        return Noise(0.0, False)
+    loud, quiet = loud_and_quiet(along)
+    variance = (quiet - (loud - quiet).clamp_min(0) / (min(tilt, _TILT) - 1)).clamp_min(0)
+    shortest = float((along.norm(dim=-1) / lengths).quantile(0.1))
+    relative = min(float(((variance * along.shape[-1]).sqrt() / lengths).median()), _LUCK * shortest)
     return Noise(relative, relative > _SEEN and float((variance / quiet).median()) > _WHITE)
 
 
-def is_white(along: Float[Tensor, "position d"]) -> bool:
-    """Whether what is left over at most positions lies in all directions alike."""
-    return float(_tilt(along).median()) <= _LEVEL
+def is_white(along: Float[Tensor, "position d"], tilt: float) -> bool:
+    """Whether what is left over at most positions lies in all directions alike, unlike what is of tokens."""
+    return float(tilt_of(along).median()) <= _level(tilt)
 
 
-def _tilt(along: Float[Tensor, "*position d"]) -> Float[Tensor, "*position"]:
-    loud, quiet = _loud_and_quiet(along)
-    return loud / quiet
-
-
-def _loud_and_quiet(along: Float[Tensor, "*position d"]) -> tuple[Tensor, Tensor]:
-    """The variance along the directions in which states differ most, and in which they differ least."""
-    energy, width = along.double().square(), along.shape[-1]
-    loud = energy[..., : max(1, width // _TOP)].mean(dim=-1)
-    quiet = energy[..., -max(1, width // _QUIET) :].mean(dim=-1)
-    return loud, quiet.clamp_min(1e-300)
+def _level(tilt: float) -> float:
+    return min(_LEVEL, math.sqrt(tilt))
 
 
 def untried(tried: int) -> float:

@@ -36,9 +36,10 @@ _FIRST_BATCH = {"cpu": 8, "cuda": 512}  # candidates tried first on a cached pre
 _BATCH_TOKENS = 16384  # tokens of one pass
 _BESIDE = 512  # a prompt of more tokens is not run together with its rivals on a CPU: nothing is gained
 _SCANNED = 4096  # a vocabulary that is tried in full before evidence is asked
-_SCANS = {"cpu": 0, "cuda": 4}  # positions that are scanned in half precision before evidence is asked
 _PATIENCE = {"cpu": 256, "cuda": 2**31}  # candidates tried at the first position before evidence is asked
 _WHOLE_REPAIRS = 1  # with more repairs a prompt is run from its first mismatch on, and whole at last
+_AHEAD, _LEAST_AHEAD = 2, 4  # and so many times as far as there is usually from one repair to the next
+_PLAINLY = 2.0  # radii in half precision within which a token may fit in a plain pass alone
 
 # From the prefix, the observed state and the proposer's policy to the policy of a repair.
 RepairPolicy: TypeAlias = Callable[[Prefix, Tensor, Policy], Policy]
@@ -125,6 +126,8 @@ class FastInverter:
                         self._conclude(job, scores)
                     whole = True
                     continue
+                if job.verified == len(job.distances):  # all of a row that ends before the prompt
+                    continue
                 job.budget.check()
                 if self._fits_plainly(job) or self._repair(job, scores):
                     whole = len(job.repaired) <= _WHOLE_REPAIRS
@@ -133,7 +136,10 @@ class FastInverter:
 
     def _pass(self, job: Job, scores: Scores, start: int) -> None:
         """Run a prompt from a position on; what agrees from the left is settled."""
-        row = job.ids if job.verified == len(job) else job.affordable(len(job))
+        row = job.ids
+        if job.verified < len(job):
+            ahead = max(_LEAST_AHEAD, _AHEAD * job.verified // max(1, len(job.repaired)))
+            row = job.affordable(min(len(job), start + ahead) if start else len(job))
         branches = None if start or job.plainly else self._branches(job, scores, _BESIDE)
         if job.plainly:
             distances = self._verifier.whole_sequence(row.tolist(), job.target[: len(row)])
@@ -308,8 +314,10 @@ class FastInverter:
         """Whether evidence is asked before a scan: where not even the first token fits, and where what is
         allowed is as wide as in half precision, or in few bits.
         """
-        coarse = torch.finfo(self._model.dtype).eps > 1e-4 or job.target.coarse > 0
-        return self._hand_on and (at_once or coarse)
+        return self._hand_on and (at_once or self._is_coarse(job))
+
+    def _is_coarse(self, job: Job) -> bool:
+        return torch.finfo(self._model.dtype).eps > 1e-4 or job.target.coarse > 0
 
     def _pass_on(self, job: Job) -> None:
         verified = self._fits(job, min(job.verified, len(job.distances)))
@@ -325,7 +333,8 @@ class FastInverter:
         if job.plainly or not refused or job.nearest(at) is not None:
             return False
         token = min(refused, key=refused.__getitem__)
-        if refused[token] > BACKOFF_RADII * job.target.radii[at]:
+        near = _PLAINLY if self._is_coarse(job) else BACKOFF_RADII
+        if refused[token] > near * job.target.radii[at]:
             return False
         ids = replaced(job.ids, at, token)
         distance = self._verifier.whole_sequence(ids.tolist(), job.target)[at]
@@ -339,11 +348,9 @@ class FastInverter:
     def _conclude(self, job: Job, scores: Scores) -> None:
         """Every position is verified: it is the prompt where at every position all other tokens are far."""
         try:
-            if self._hands_on(job):
-                unclear = self._apart.unclear(job, scores, len(job))
-                if len(unclear) > by_device(_SCANS, self._model.device):
-                    self._pass_on(job)
-                    return
+            if self._hands_on(job) and self._apart.unclear(job, scores, len(job)):
+                self._pass_on(job)
+                return
             open_ = self._apart.first_open(job, scores, len(job))
         except BudgetSpentError as spent:
             self._stop(job, spent)

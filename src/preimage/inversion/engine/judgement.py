@@ -54,7 +54,7 @@ def judge(read: Read, known: int, *, coarse: bool = False) -> Judgement:
     share = float(rows.mean(dim=0).square().sum()) if len(rows) > 1 else 0.0
     if len(rows) > 1 and share > 0.5 * (1 + 1 / len(rows)):
         return Judgement(False, f"{off}, by the same vector at every position: something was added to them.")
-    if len(rows) >= _SEVERAL and is_white(rows) and _even(read, known):
+    if len(rows) >= _SEVERAL and is_white(rows, read.tilt) and _even(read, known):
         return Judgement(True, f"{off}, in all directions alike: noise.")
     apart = statistics.median(_ratio(one.distances) for one in weighed)
     if apart >= _APART and relative <= _ARITHMETIC and len(weighed) > 1:  # one state alone may be anything

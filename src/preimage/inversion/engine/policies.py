@@ -17,7 +17,7 @@ from preimage.inversion.options import InvertOptions
 from preimage.models import LanguageModel
 from preimage.states import View
 
-_GROWTH = 8  # from one batch of ranked candidates to the next
+_GROWTH = 4  # from one batch of ranked candidates to the next
 _LOOKAHEAD = 8  # gradient proposals verified in one batch; at most so many steps are made in vain
 
 

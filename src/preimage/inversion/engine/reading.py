@@ -10,6 +10,7 @@ alternative is run with everything that follows, and the whole prompt decides.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -34,6 +35,7 @@ from preimage.models import LanguageModel
 
 SURE = 0.99  # a position this sure is settled at once
 _LADDER = {"cpu": (16, 64, 256, 1024), "cuda": (64, 256, 1024)}  # candidates tried where it is not clear
+_EXPECTED = {"cpu": 0, "cuda": 1}  # the rung from which the model's expectation, a pass on a GPU, is worth it
 _ALIKE = 256  # tokens of almost the same embedding that are tried beside one
 _ITSELF = 0.5  # weight of what a proposer says of the first state, a sink, beside its distance
 _STRETCH = {"cpu": (4, 64), "cuda": (256, 256)}  # positions run at once: first and most
@@ -61,19 +63,26 @@ class Reader:
         observed: Sequence[Float[Tensor, "_ d"]],
         budgets: Sequence[Budget],
         known: Sequence[Sequence[int]],
+        fitting: Sequence[Sequence[int]] | None = None,
     ) -> list[Read]:
-        """The likeliest prompts behind some known tokens each; what a budget leaves unread is proposed."""
+        """The likeliest prompts behind some known tokens each; what a budget leaves unread is proposed.
+
+        ``fitting``: first tokens that were found to fit, where others may too: they are proposed.
+        """
+        fitting = [()] * len(observed) if fitting is None else fitting
         with torch.inference_mode():
             return self._answers.drive(
-                [self._reading(*one) for one in zip(observed, budgets, known, strict=True)]
+                [self._reading(*one) for one in zip(observed, budgets, known, fitting, strict=True)]
             )
 
-    def _reading(self, observed: Tensor, budget: Budget, known: Sequence[int]) -> Asking[Read]:
+    def _reading(
+        self, observed: Tensor, budget: Budget, known: Sequence[int], fitting: Sequence[int]
+    ) -> Asking[Read]:
         observed = observed.to(self._model.device)
         target = self._verifier.target(observed[self._known :])
         if self._known:
             target = self._verifier.behind(observed[: self._known], target)
-        reading = _Reading(self._model, self._verifier, self._proposer, observed, target)
+        reading = _Reading(self._model, self._verifier, self._proposer, observed, target, fitting)
         return reading.run(budget, list(known))
 
 
@@ -87,18 +96,20 @@ class _Reading:
         proposer: Proposer,
         observed: Float[Tensor, "position d"],
         target: Target,
+        fitting: Sequence[int],
     ) -> None:
         self._model, self._verifier, self._proposer = model, verifier, proposer
-        self._observed, self._target, self._exact = observed, target, target
+        self._observed, self._target, self._exact, self._fitting = observed, target, target, fitting
         whole = statistics_of(model, verifier.tap)
         self._statistics: Statistics = whole if verifier.kept is None else whole.cut(verifier.kept)
         weights = target.weights
         exact = observed.double() if weights is None else observed.double() * weights
-        self._lengths = exact.norm(dim=-1).clamp_min(1e-30).tolist()
+        self._lengths = self._own_lengths = exact.norm(dim=-1).clamp_min(1e-30).tolist()
         sinks = self._statistics.sinks(observed)
         sinks[:1] = True  # whatever its length
         self._sinks: list[bool] = sinks.tolist()
-        self._levels = {kind: Level(observed.shape[-1]) for kind in (False, True)}
+        self._tilt = float(self._statistics.tilt)
+        self._forget_levels()
         self._noise: Noise | None = None  # white noise that a first look has shown
         self._propose(observed.float())
         self._lookalikes = lookalikes_of(model)
@@ -111,40 +122,51 @@ class _Reading:
     def _propose(self, states: Float[Tensor, "position d"]) -> None:
         valid = torch.ones(1, len(states), dtype=torch.bool, device=states.device)
         self._scores: Scores = self._proposer.score(states[None], valid)
-        first, second = self._scores.best_two()
-        self._ids, self._second = first[0].cpu(), second[0].cpu()
+        first, second = (tokens[0].cpu() for tokens in self._scores.best_two())
+        self._ids, count = first.clone(), len(self._fitting)
+        self._ids[:count] = torch.tensor(self._fitting, dtype=first.dtype)
+        self._second = torch.where(self._ids == first, second, first)
 
     def run(self, budget: Budget, known: list[int]) -> Asking[Read]:
         """Read it all, behind known tokens."""
-        finished, looks = True, 0 if known or len(self._ids) < 2 else 2
-        first, most = by_device(_STRETCH, self._model.device)
-        at, stretch = len(known), first
+        finished = True
         try:
             yield from self._first_look(known, budget)
-            at += 0 if known else self._weigh_first(budget)
-            while at < len(self._ids) or (looks == 1 and not self._is_usual(1)):
-                if at < len(self._ids):
-                    stretch = min(stretch, len(self._ids) - at)
-                    settled = yield from self._run_stretch(at, stretch, budget)
-                    at += settled
-                    if settled < stretch:
-                        yield from self._decide(at, budget)
-                        at += 1
-                    stretch = max(first // 2, min(most, 2 * stretch if settled == stretch else settled))
-                enough = min(_FOLLOWERS, len(self._ids) - 1) if looks == 2 else len(self._ids) - 1
-                if looks and at > enough:  # once early, and again where its end does not fit the beginning
-                    looks -= 1
-                    at = yield from self._settle_first(at, budget)
+            while (yield from self._read_on(known, budget)):  # what was taken for noise is none: once more
+                self._forget_noise(known)
             yield from self._look_again(budget)
         except BudgetSpentError:
             finished = False
         return (yield from self._conclude(len(known), finished))
 
+    def _read_on(self, known: list[int], budget: Budget) -> Asking[bool]:
+        """Read from the left to the end; whether that was given up: states are nearer than noise allows."""
+        looks = 0 if known or len(self._ids) < 2 else 2
+        first, most = by_device(_STRETCH, self._model.device)
+        at, stretch = len(known), first
+        at += 0 if known else self._weigh_first(budget)
+        while at < len(self._ids) or (looks == 1 and not self._is_usual(1)):
+            if at < len(self._ids):
+                stretch = min(stretch, len(self._ids) - at)
+                settled = yield from self._run_stretch(at, stretch, budget)
+                at += settled
+                if settled < stretch:
+                    yield from self._decide(at, budget)
+                    at += 1
+                if self._is_no_noise():
+                    return True
+                stretch = max(first // 2, min(most, 2 * stretch if settled == stretch else settled))
+            enough = min(_FOLLOWERS, len(self._ids) - 1) if looks == 2 else len(self._ids) - 1
+            if looks and at > enough:  # once early, and again where its end does not fit the beginning
+                looks -= 1
+                at = yield from self._settle_first(at, budget)
+        return False
+
     def _first_look(self, known: list[int], budget: Budget) -> Asking[None]:
         """Passes over what is proposed, and over what is proposed without the noise they show."""
         self._take(known)
         ordinary = [at for at in range(len(known), len(self._ids)) if not self._sinks[at]]
-        if not ordinary:
+        if not ordinary or len(self._fitting) == len(self._ids):  # what fits has no noise
             return
         budget.check()
         noise, away = yield from self._measure_noise(ordinary)
@@ -166,6 +188,27 @@ class _Reading:
             self._target = replace(self._target, weights=None)  # all coordinates are as noisy as one another
             self._lengths = self._observed.double().norm(dim=-1).clamp_min(1e-30).tolist()
         self._expect_noise()
+
+    def _is_no_noise(self) -> bool:
+        """Whether something was read that the noise that was seen does not allow."""
+        if self._noise is None:
+            return False
+        usual = statistics.median(self._lengths)
+        pairs = zip(self._weighed, self._lengths, self._sinks, strict=True)
+        return any(
+            not self._noise.allows(weighed.distances[0], length, usual)
+            for weighed, length, sink in pairs
+            if weighed is not None and not sink
+        )
+
+    def _forget_noise(self, known: list[int]) -> None:
+        """Begin anew with states as they are."""
+        self._noise, self._target, self._lengths = None, self._exact, self._own_lengths
+        self._propose(self._observed.float())
+        self._take(known)
+        self._forget_levels()
+        self._rung = self._lost = 0
+        self._weighed = [None] * len(self._weighed)
 
     def _weigh_first(self, budget: Budget) -> int:
         """Weigh the whole vocabulary at the first position; how many positions that settles, one or none."""
@@ -194,8 +237,11 @@ class _Reading:
         states, _ = yield Branches(self._ids, 0, none, none)
         residual = self._residual(states)[ordinary]
         lengths = self._observed[ordinary].double().norm(dim=1).clamp_min(1e-30)
-        noise = noise_of_residual(self._statistics.coordinates(residual), lengths)
+        noise = noise_of_residual(self._statistics.coordinates(residual), lengths, self._tilt)
         return noise, float((residual.norm(dim=1) / lengths).median())
+
+    def _forget_levels(self) -> None:
+        self._levels = {kind: Level(self._observed.shape[-1], self._tilt) for kind in (False, True)}
 
     def _expect_noise(self) -> None:
         """Take in what a first look has shown."""
@@ -232,7 +278,7 @@ class _Reading:
             return at
         self._ids[:2] = torch.tensor(found.ids)
         states = yield Rows(self._ids[None, :2])
-        self._levels = {kind: Level(self._observed.shape[-1]) for kind in (False, True)}
+        self._forget_levels()
         self._expect_noise()
         away = self._away(self._target[:2], states[0]).tolist()
         for one, token in enumerate(found.ids):
@@ -278,7 +324,7 @@ class _Reading:
         weighed, prior = None, torch.zeros_like(scores)
         ladder = by_device(_LADDER, self._model.device)[: 1 if self._lost >= _LOST else None]
         for rung in range(min(self._rung, len(ladder) - 1), len(ladder)):
-            if rung:
+            if rung >= by_device(_EXPECTED, self._model.device):
                 expected = yield Expected(self._ids[:at])
                 prior = prior if expected is None else expected
             fresh = _candidates(scores, prior, ladder[rung], tried)
@@ -296,7 +342,9 @@ class _Reading:
             if weighed is None:
                 break
             self._rung = max(0, rung - 1)
-            if weighed.confidence >= SURE:
+            told = self._levels[self._sinks[at]].told or weighed.distances[0] <= self._target.radii[at]
+            same = weighed.distances[0] == 0 and not self._target.coarse  # none can be nearer
+            if same or (weighed.confidence >= SURE and (told or rung > 1)):
                 break
         assert weighed is not None, "a vocabulary has at least one token"
         self._lost = self._lost + 1 if weighed.confidence < _NO_IDEA else 0
@@ -376,6 +424,7 @@ class _Reading:
             self._lengths,
             (self._away(self._target, states) / torch.tensor(self._lengths)).tolist(),
             self._target.radii,
+            self._tilt,
             self._target.coarse,
             finished,
             self._tests,

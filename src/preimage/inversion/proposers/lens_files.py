@@ -1,6 +1,8 @@
 """Lenses on disk: int8 matrices in safetensors, tied to the weights of one model and to what they read there.
 
 Lenses for the default model come with the package; others are in the user's cache or wherever they were put.
+A lens proposes and never decides, so it also serves weights that are almost those it was trained for: the
+same in half precision, quantised, or tuned a little. Whether they are, the states of a few tokens tell.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -23,6 +27,9 @@ from preimage.observations import PLACES, Site, Tap
 from preimage.storage import BEFORE, SCHEMA, write_tensors
 
 _SHIPPED = resources.files("preimage") / "inversion" / "lenses"
+_PROBE = 16  # tokens whose states tell models apart
+_ALIKE = 0.3  # by how much of their length states of almost the same weights differ at most
+_served: WeakKeyDictionary[LanguageModel, dict[tuple[object, ...], bool]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ def save_lens(
             tensors[name + ".step"] = step
         else:
             tensors[name] = value.half() if name == "bias" else value
+    tensors["probe"] = probe(model, tap)
     about = {
         "schema": SCHEMA,
         "kind": "lens",
@@ -90,9 +98,9 @@ def read_info(path: Path) -> LensInfo:
 
 
 def read_lens(path: Path, model: LanguageModel) -> Lens:
-    """A lens, ready to use; refused where it was trained for other weights."""
+    """A lens, ready to use; refused where it was trained for quite other weights."""
     info = read_info(path)
-    if info.weight_hash != model.identity.weight_hash:
+    if not _serves(info, model):
         raise ModelError(
             f"The lens {path} was trained for {info.model} (weights {info.weight_hash[:12]}), not for "
             f"{model.name} (weights {model.identity.weight_hash[:12]}).",
@@ -100,7 +108,7 @@ def read_lens(path: Path, model: LanguageModel) -> Lens:
         )
     lens = Lens(info.shape)
     with safe_open(path, framework="pt") as file:
-        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+        stored = {name: file.get_tensor(name) for name in file.keys() if name != "probe"}  # noqa: SIM118  # not a mapping
     for name, value in list(stored.items()):
         if value.dtype == torch.int8:
             stored[name] = value.float() * stored.pop(name + ".step")[:, None]
@@ -123,16 +131,56 @@ def default_path(model: LanguageModel, tap: Tap) -> Path:
 def find_lens(model: LanguageModel, tap: Tap) -> LensInfo | None:
     """The lens for these weights and this layer, else for the nearest layer above it, if there is one.
 
+    Weights that are almost these count too, where there is none for just these.
+
     States can be carried up to another layer exactly, by the model's own blocks; never down. What is seen
     inside a block cannot: a site has its own lens or none, one for keys after and before rotary positions.
     """
-    mine = [info for info in known_lenses() if info.weight_hash == model.identity.weight_hash]
+    mine = [info for info in known_lenses() if _serves(info, model)]
+    mine.sort(key=lambda info: info.weight_hash != model.identity.weight_hash)
     if isinstance(tap, Site):
         of_it = [info for info in mine if (info.layer, info.place) == (tap.block, tap.kind)]
         return next((info for info in of_it if info.tap == without_positions(model, tap)), None)
     heights = {at: height for height, at in enumerate(parse_layers("all", model.n_layers))}
     above = [info for info in mine if info.place == "residual" and heights[info.layer] >= heights[tap]]
     return min(above, key=lambda info: heights[info.layer], default=None)
+
+
+def probe(model: LanguageModel, tap: Tap) -> Float[Tensor, "position d"]:
+    """The states of a few fixed tokens, by which almost the same weights are known."""
+    counted = model.forward_tokens
+    ids = (7 + 31 * torch.arange(min(_PROBE, model.max_length or _PROBE))) % model.vocab_size
+    states = model.states(ids[None], (tap,))[tap][0]
+    model.forward_tokens = counted
+    return states.to(torch.bfloat16).cpu()
+
+
+def _serves(info: LensInfo, model: LanguageModel) -> bool:
+    """Whether a lens was trained for these weights, or for almost the same."""
+    if info.weight_hash == model.identity.weight_hash:
+        return True
+    known = _served.setdefault(model, {})
+    key = model.edition, info.path, info.weight_hash, info.tap
+    if key not in known:
+        known[key] = _is_kin(info, model)
+    return known[key]
+
+
+def _is_kin(info: LensInfo, model: LanguageModel) -> bool:
+    if info.layer not in parse_layers("all", model.n_layers):
+        return False
+    if (info.shape.d_model, info.shape.vocab_size) != (model.width(info.tap), model.vocab_size):
+        return False
+    try:
+        with safe_open(info.path, framework="pt") as file:
+            theirs = file.get_tensor("probe").float()
+    except SafetensorError:  # of before there were any
+        return False
+    ours = probe(model, info.tap).float()
+    if theirs.shape != ours.shape:
+        return False
+    away = (ours - theirs).norm(dim=1) / theirs.norm(dim=1).clamp_min(1e-30)
+    return bool(away.median() <= _ALIKE)
 
 
 def told(tap: Tap) -> dict[str, Any]:

@@ -26,10 +26,11 @@ from preimage.storage import write_tensors
 
 log = logging.getLogger(__name__)
 
-_RECIPE = 1  # raise when the measurement changes
+_RECIPE = 2  # raise when the measurement changes
 _PROMPTS = 16  # of text, and as many of random tokens
 _SINK = 4.0  # a sink is so many times as long as the median state
 _RIDGE = 1e-4  # of the spread, where coordinates are filled in
+_TOP, _QUIET = 8, 2  # one in so many directions has the most spread, one in so many the least
 
 
 @dataclass(frozen=True)
@@ -40,28 +41,31 @@ class Statistics:
     spread: Float[Tensor, " d"]
     axes: Float[Tensor, "d d"]
     length: Float[Tensor, ""]  # of the median state
+    tilt: Float[Tensor, ""]  # of what a wrong token leaves over: see :func:`tilt_of`
 
     @classmethod
-    def of(cls, states: Float[Tensor, "prompt position d"]) -> Statistics:
-        """The statistics of a sample."""
+    def of(
+        cls, states: Float[Tensor, "prompt position d"], mistaken: Float[Tensor, "prompt d"]
+    ) -> Statistics:
+        """The statistics of a sample; ``mistaken``: by how much wrong tokens miss the right states."""
         rows = states[:, min(1, states.shape[1] - 1) :].flatten(0, 1).double()
         lengths = rows.norm(dim=1)
         median = lengths.median()
         rows = rows[lengths <= _SINK * median]
         centred = rows - rows.mean(dim=0)
-        return cls._along(rows.mean(dim=0), centred.T @ centred / len(rows), median)
-
-    @classmethod
-    def _along(cls, mean: Tensor, covariance: Tensor, length: Tensor) -> Statistics:
-        spread, axes = torch.linalg.eigh(covariance)
-        return cls(mean, spread.flip(0).clamp_min(0), axes.flip(1), length)
+        spread, axes = _principal(centred.T @ centred / len(rows))
+        missed = mistaken.double()[mistaken.any(dim=1)]
+        tilt = tilt_of(missed @ axes).median() if len(missed) else torch.ones_like(median)
+        return cls(rows.mean(dim=0), spread, axes, median, tilt)
 
     def cut(self, kept: Sequence[int]) -> Statistics:
         """The statistics of some coordinates alone."""
         some = torch.tensor(kept, device=self.mean.device)
         share = (self.spread[:, None] * self.axes[some].T).T @ self.axes[some].T
         length = self.length * (len(kept) / len(self.mean)) ** 0.5
-        return self._along(self.mean[some], share, length)
+        spread, axes = _principal(share)
+        flatter = tilt_of(spread.sqrt()) / tilt_of(self.spread.sqrt())
+        return Statistics(self.mean[some], spread, axes, length, (self.tilt * flatter).clamp_min(1.0))
 
     def filled_in(self, observed: Float[Tensor, "*row kept"], kept: Sequence[int]) -> Float[Tensor, "*row d"]:
         """Whole states, the coordinates that were not kept being what the others make most likely."""
@@ -95,6 +99,29 @@ class Statistics:
         return calm.to(observed.dtype)
 
 
+def tilt_of(along: Float[Tensor, "*row d"]) -> Float[Tensor, "*row"]:
+    """How much longer rows are along the directions of most spread than along those of least: variances.
+
+    ``along``: their coordinates along principal directions. 1 for white noise; for what a wrong token leaves
+    over, more the more the directions differ in which states lie.
+    """
+    loud, quiet = loud_and_quiet(along)
+    return loud / quiet
+
+
+def loud_and_quiet(along: Float[Tensor, "*row d"]) -> tuple[Float[Tensor, "*row"], Float[Tensor, "*row"]]:
+    """The variance along the directions in which states differ most, and in which they differ least."""
+    energy, width = along.double().square(), along.shape[-1]
+    loud = energy[..., : max(1, width // _TOP)].mean(dim=-1)
+    quiet = energy[..., -max(1, width // _QUIET) :].mean(dim=-1)
+    return loud, quiet.clamp_min(1e-300)
+
+
+def _principal(covariance: Float[Tensor, "d d"]) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+    spread, axes = torch.linalg.eigh(covariance)
+    return spread.flip(0).clamp_min(0), axes.flip(1)
+
+
 _known: WeakKeyDictionary[LanguageModel, dict[tuple[int, Tap], Statistics]] = WeakKeyDictionary()
 
 
@@ -115,9 +142,15 @@ def _load_or_measure(model: LanguageModel, tap: Tap) -> Statistics:
             return Statistics(**{name: part.to(model.device).double() for name, part in kept.items()})
     counted = model.forward_tokens
     prompts = calibration_prompts(model, _PROMPTS)
-    states = torch.cat([model.states(part, (tap,))[tap].float() for part in prompts.split(8)])
+    rows, places = torch.arange(len(prompts)), (7 * torch.arange(len(prompts))) % prompts.shape[1]
+    wrong = prompts.clone()
+    wrong[rows, places] = prompts.roll(1, dims=0)[rows, places]
+    states, other = (
+        torch.cat([model.states(part, (tap,))[tap].float() for part in some.split(8)])
+        for some in (prompts, wrong)
+    )
     model.forward_tokens = counted
-    measured = Statistics.of(states)
+    measured = Statistics.of(states, (states - other)[rows, places][places > 0])
     if model.lasting:
         parts = {field.name: getattr(measured, field.name) for field in fields(measured)}
         try:
