@@ -9,13 +9,13 @@ from torch import Tensor
 
 import preimage
 from preimage import Observation
-from preimage.inversion.engine import evidence, fast
+from preimage.inversion.engine import evidence, fast, reading
 from preimage.inversion.engine.budget import Budget
-from preimage.inversion.engine.evidence import Level, weigh
+from preimage.inversion.engine.evidence import Level, noise_of_residual, weigh
 from preimage.inversion.engine.reading import Reader
 from preimage.inversion.engine.verifier import Verifier
 from preimage.inversion.proposers.registry import build_proposer
-from preimage.inversion.proposers.statistics import Statistics
+from preimage.inversion.proposers.statistics import Statistics, statistics_of, tilt_of
 from preimage.models import LanguageModel, new_model
 from preimage.states import noise_of
 
@@ -182,7 +182,8 @@ def test_what_was_given_a_budget_keeps_it(model: LanguageModel, states: Tensor) 
 def test_noise_is_weighted_down() -> None:
     generator = torch.Generator().manual_seed(0)
     few = torch.randn(8, 64, generator=generator)
-    statistics = Statistics.of(torch.randn(1, 4000, 8, generator=generator) @ few)
+    sample = torch.randn(1, 4000, 8, generator=generator) @ few
+    statistics = Statistics.of(sample, sample[0, :40] - sample[0, 40:80])
     states = torch.randn(32, 8, generator=generator) @ few
     for level in (0.1, 0.5, 2.0):
         noisy = states + level * noise_like(states)
@@ -212,11 +213,49 @@ def test_prompts_read_together_are_read_as_one_by_one(
 def test_coordinates_are_filled_in_from_the_others() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(1, 4000, 3, generator=generator) @ torch.randn(3, 8, generator=generator)
-    statistics = Statistics.of(rows)
+    statistics = Statistics.of(rows, rows[0, :40] - rows[0, 40:80])
     kept = (0, 2, 3, 6)
     whole = statistics.filled_in(rows[0, :50, list(kept)], kept)
     assert torch.allclose(whole, rows[0, :50], atol=1e-2)
     assert statistics.cut(kept).spread.shape == (4,)
+
+
+def test_what_wrong_tokens_leave_over_is_no_noise() -> None:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.full((40,), 16.0, dtype=torch.float64)
+    white = torch.randn(40, 256, generator=generator, dtype=torch.float64)
+    white = 3.2 * white / white.norm(dim=1, keepdim=True)
+    slope = torch.linspace(3, 0.3, 256, dtype=torch.float64)
+    wrong = slope * torch.randn(40, 256, generator=generator, dtype=torch.float64)
+    tilt = float(tilt_of(wrong).median())
+    assert tilt > 5
+    assert noise_of_residual(white, lengths, tilt) == (pytest.approx(0.2, rel=0.05), True)
+    assert not noise_of_residual(wrong, lengths, tilt).white
+    assert noise_of_residual(white + 0.3 * wrong, lengths, tilt).relative == pytest.approx(0.2, rel=0.2)
+    some = torch.where(torch.arange(40)[:, None] % 2 == 0, white, white / 100)  # half of them fit
+    assert noise_of_residual(some, lengths, tilt).relative < 0.02
+    assert not noise_of_residual(white, lengths, tilt=2.0).white  # where wrong tokens are as even as noise
+    noise = evidence.Noise(0.2, True)
+    assert noise.allows(3.0, 16.0, 16.0)
+    assert noise.allows(3.0, 64.0, 16.0)  # as long at every position, whatever the state
+    assert not noise.allows(1.0, 16.0, 16.0)
+
+
+def test_states_take_part_in_few_directions_that_wrong_tokens_share(model: LanguageModel) -> None:
+    statistics = statistics_of(model, LAYER)
+    assert float(statistics.tilt) > 1
+    assert float(statistics.cut(tuple(range(8))).tilt) >= 1
+
+
+def test_noise_that_the_states_do_not_bear_out_is_forgotten(
+    model: LanguageModel, states: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verifier = Verifier(model, LAYER, noise=noise_of(model, LAYER)[LAYER])
+    monkeypatch.setattr(reading, "noise_of_residual", lambda *_: evidence.Noise(0.4, True))
+    reader = Reader(model, verifier, build_proposer(model, LAYER))
+    (read,) = reader.read([states], [Budget(10**9, None)], [()])
+    assert read.ids == PROMPT
+    assert all(away <= radius for away, radius in zip(read.distances, read.radii, strict=True))
 
 
 def weighed(distances: list[float], level: Level, vocabulary: int = 10**6) -> float:

@@ -1,10 +1,13 @@
 """Lenses: they learn, they are tied to their model, and they never decide."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 import preimage
 from preimage.errors import ModelError, OptionError, RunFolderError
@@ -12,6 +15,7 @@ from preimage.inversion.proposers import lens_files
 from preimage.inversion.proposers import standard as proposers
 from preimage.inversion.proposers.lens_files import find_lens, read_info, read_lens, save_lens
 from preimage.models import LanguageModel
+from preimage.storage import write_tensors
 from preimage.training import LensOptions, trainer
 from preimage.training.lenses import held_out_ranks, train_lens
 from support.tiny import VOCABULARY, build, random_ids, tiny
@@ -41,6 +45,36 @@ def test_a_lens_of_another_model_is_refused(trained: Path) -> None:
         read_lens(trained, tiny("llama", seed=1))
     info = read_info(trained)
     assert (info.layer, info.weight_hash) == (2, tiny("llama").identity.weight_hash)
+
+
+def test_a_lens_serves_almost_the_same_weights(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = read_info(trained)
+    monkeypatch.setattr(lens_files, "known_lenses", lambda: [info])
+    module, generator = build("llama"), torch.Generator().manual_seed(0)
+    for weights in module.parameters():  # as fewer bits do, or a little tuning
+        weights.data *= 1 + 0.02 * torch.randn(weights.shape, generator=generator)
+    nudged: LanguageModel = preimage.load(module)
+    assert nudged.identity.weight_hash != info.weight_hash
+    before = nudged.forward_tokens
+    assert find_lens(nudged, 2) == info
+    assert nudged.forward_tokens == before  # what it costs to find out is no cost of a prompt
+    ids = random_ids(20)
+    (found,) = preimage.invert(nudged, preimage.capture(nudged, [ids], layers=2))
+    assert (found.reading.token_ids, found.proposer) == (tuple(ids), "lens-2")
+    for other in (tiny("llama", seed=1), tiny("gpt2")):
+        assert find_lens(other, 2) is None
+    own = replace(info, weight_hash=nudged.identity.weight_hash, model="nudged")
+    monkeypatch.setattr(lens_files, "known_lenses", lambda: [info, own])
+    assert find_lens(nudged, 2) == own  # just these weights go before
+    with safe_open(trained, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys() if name != "probe"}  # noqa: SIM118
+        about = json.loads(file.metadata()["about"])
+    old = read_info(write_tensors(tmp_path / "old.safetensors", tensors, about))
+    monkeypatch.setattr(lens_files, "known_lenses", lambda: [old])
+    assert find_lens(nudged, 2) is None  # of before there were probes: its own weights alone
+    assert find_lens(preimage.load(build("llama")), 2) == old
 
 
 def test_a_damaged_lens_is_refused(trained: Path, tmp_path: Path) -> None:

@@ -68,6 +68,22 @@ def test_a_lens_serves_its_own_site_alone() -> None:
     assert find_lens(tiny("llama", seed=1), Site(2, "keys")) is None
 
 
+def test_keys_beside_values_are_read_by_the_lenses_of_both() -> None:
+    model, both = tiny("llama"), Site(2, "kv")
+    states = preimage.capture(model, PROMPTS, 2, observe="kv")
+    refused(OptionError, lambda: preimage.invert(model, states, proposers="lens"))
+    train_lens(model, Site(2, "keys"), "random", SMALL, out=default_path(model, Site(2, "keys")))
+    (first, _) = preimage.invert(model, states)
+    assert (first.proposer, list(first.token_ids)) == ("lens-2.keys", PROMPTS[0])
+    train_lens(model, Site(2, "values"), "random", SMALL, out=default_path(model, Site(2, "values")))
+    assert build_proposer(model, both).name == "lens-2.keys+lens-2.values"
+    results = preimage.invert(model, states)
+    assert [list(result.token_ids) for result in results] == PROMPTS
+    assert find_lens(model, both) is None
+    before = preimage.capture(model, PROMPTS, 2, observe=preimage.Observation("kv", rotary="before"))
+    assert [list(one.token_ids) for one in preimage.invert(model, before)] == PROMPTS
+
+
 def test_keys_are_turned_back_before_a_lens_reads_them() -> None:
     model, after, before = tiny("llama"), Site(2, "keys"), Site(2, "keys", "before")
     lens = train_lens(model, after, "random", SMALL).lens

@@ -13,7 +13,7 @@ from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.permuted import find_permutation
 from preimage.inversion.engine.verifier import Verifier
 from preimage.inversion.options import InvertOptions
-from preimage.inversion.proposers.lens_files import find_lens
+from preimage.inversion.proposers.lens_files import find_lenses
 from preimage.inversion.proposers.registry import GRADIENT, build_proposer
 from preimage.inversion.proposers.standard import FilledProposer, Proposer
 from preimage.inversion.proposers.statistics import statistics_of
@@ -102,8 +102,8 @@ def proposer_of(
     names = tuple(one for one in chosen if isinstance(one, str) and one != GRADIENT)
     if any(not isinstance(one, str) for one in chosen):
         return build_proposer(model, tap, chosen)
-    known, lens = _proposers.setdefault(model, {}), find_lens(model, tap)
-    of = (tap, names, lens and (lens.path, lens.path.stat().st_mtime_ns))  # one may be trained meanwhile
+    known, lenses = _proposers.setdefault(model, {}), find_lenses(model, tap)  # one may be trained meanwhile
+    of = (tap, names, *((lens.path, lens.path.stat().st_mtime_ns) for lens in lenses))
     if of not in known:
         known[of] = build_proposer(model, tap, names)
     return known[of]

@@ -54,7 +54,9 @@ def in_turns(orders: Sequence[Sequence[int]], count: int, without: Sequence[int]
 def together(
     scores: Float[Tensor, " vocabulary"], expected: Float[Tensor, " vocabulary"]
 ) -> Int[Tensor, " vocabulary"]:
-    """Every token: by a proposer's scores and what is expected together, by the scores alone, in turns."""
+    """Every token: by a proposer's scores and what is expected together, and by either alone, in turns."""
     alone = scores.log_softmax(dim=0)
-    orders = [(alone + expected).argsort(descending=True), alone.argsort(descending=True)]
-    return torch.tensor(in_turns([order.tolist() for order in orders], len(scores)))
+    orders = torch.stack([alone + expected, alone, expected]).argsort(dim=1, descending=True)
+    turns = torch.empty_like(orders)  # the turn at which each order names a token
+    turns.scatter_(1, orders, torch.arange(orders.numel()).view(orders.shape[::-1]).T.to(orders))
+    return turns.amin(dim=0).argsort()

@@ -38,7 +38,7 @@ _BESIDE = 512  # a prompt of more tokens is not run together with its rivals on 
 _SCANNED = 4096  # a vocabulary that is tried in full before evidence is asked
 _PATIENCE = {"cpu": 256, "cuda": 2**31}  # candidates tried at the first position before evidence is asked
 _WHOLE_REPAIRS = 1  # with more repairs a prompt is run from its first mismatch on, and whole at last
-_AHEAD, _LEAST_AHEAD = 2, 4  # and so many times as far as there is usually from one repair to the next
+_AHEAD, _LEAST_AHEAD = 4, 16  # and so many times as far as there is usually from one repair to the next
 _PLAINLY = 2.0  # radii in half precision within which a token may fit in a plain pass alone
 
 # From the prefix, the observed state and the proposer's policy to the policy of a repair.

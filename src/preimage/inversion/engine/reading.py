@@ -10,6 +10,7 @@ alternative is run with everything that follows, and the whole prompt decides.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,6 +42,7 @@ _ITSELF = 0.5  # weight of what a proposer says of the first state, a sink, besi
 _STRETCH = {"cpu": (4, 64), "cuda": (256, 256)}  # positions run at once: first and most
 _LOST, _NO_IDEA = 12, 0.2  # after so many positions in a row less sure than this, few candidates are tried
 _LOOKS = 3  # times that noise is weighted down and measured anew
+_NOISY = 4.0  # a distance of one in so many radii is noise in any case
 _FOLLOWERS = 8  # positions by which the beginning of a prompt is settled
 _KEPT = 1024  # first tokens that are remembered of a whole vocabulary
 _AT_ONCE = 16384  # states compared at once
@@ -104,7 +106,8 @@ class _Reading:
         self._statistics: Statistics = whole if verifier.kept is None else whole.cut(verifier.kept)
         weights = target.weights
         exact = observed.double() if weights is None else observed.double() * weights
-        self._lengths = self._own_lengths = exact.norm(dim=-1).clamp_min(1e-30).tolist()
+        self._lengths: list[float] = exact.norm(dim=-1).clamp_min(1e-30).tolist()
+        self._own_lengths = self._lengths
         sinks = self._statistics.sinks(observed)
         sinks[:1] = True  # whatever its length
         self._sinks: list[bool] = sinks.tolist()
@@ -290,7 +293,7 @@ class _Reading:
         """The log likelihood of every position of prompts, as far as they go."""
         length = states.shape[1]
         target = self._target[:length]
-        floors = target.radius.to(torch.float64) / 4
+        floors = target.radius.to(torch.float64) / _NOISY
         directions = torch.tensor([self._levels[sink].directions for sink in self._sinks[:length]])
         return -0.5 * directions * (self._away(target, states).square() + floors.square()).log()
 
@@ -308,7 +311,7 @@ class _Reading:
             distances = torch.stack([away[i], beside[i]])
             weighed = self._weigh(at + i, [token, other], distances, torch.zeros(2))
             self._tests[at + i] += 2
-            usual = self._levels[self._sinks[at + i]].usual(weighed.distances[0] / self._lengths[at + i])
+            usual = self._levels[self._sinks[at + i]].usual(self._relative(at + i, weighed))
             clear = usual and token != other and self._lookalikes.unmistakable([token])
             if weighed.tokens[0] != token or weighed.confidence < SURE or not clear:
                 break
@@ -355,7 +358,14 @@ class _Reading:
         """Whether a settled position is no further from what was seen than others are."""
         weighed = self._weighed[at]
         assert weighed is not None, "it was settled"
-        return self._levels[self._sinks[at]].usual(weighed.distances[0] / self._lengths[at])
+        return self._levels[self._sinks[at]].usual(self._relative(at, weighed))
+
+    def _relative(self, at: int, weighed: Weighed) -> float:
+        """How far the likeliest token is, relative to the state; no nearer than noise in any case is."""
+        return math.hypot(weighed.distances[0], self._floor(at)) / self._lengths[at]
+
+    def _floor(self, at: int) -> float:
+        return self._target.radii[at] / _NOISY
 
     def _mistakable(self, token: int, tried: list[int]) -> list[int]:
         """Tokens of the same embedding, or of almost the same, that were not tried yet."""
@@ -367,13 +377,13 @@ class _Reading:
         self._weighed[at] = weighed
         residual = self._observed[at].double() - self._verifier.observe(state[None])[0].double()
         self._levels[self._sinks[at]].note(
-            weighed.distances[0] / self._lengths[at], self._statistics.coordinates(residual)
+            self._relative(at, weighed), self._statistics.coordinates(residual)
         )
 
     def _weigh(self, at: int, tokens: list[int], distances: Tensor, prior: Tensor) -> Weighed:
         return weigh(
             tokens, distances, prior, self._levels[self._sinks[at]],
-            length=self._lengths[at], floor=self._target.radii[at] / 4, vocab_size=self._model.vocab_size,
+            length=self._lengths[at], floor=self._floor(at), vocab_size=self._model.vocab_size,
         )  # fmt: skip
 
     def _away(self, target: Target, states: Tensor) -> Tensor:

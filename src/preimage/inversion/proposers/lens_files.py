@@ -146,6 +146,15 @@ def find_lens(model: LanguageModel, tap: Tap) -> LensInfo | None:
     return min(above, key=lambda info: heights[info.layer], default=None)
 
 
+def find_lenses(model: LanguageModel, tap: Tap) -> tuple[LensInfo, ...]:
+    """The lens there is; of keys beside values without one of both, those of either half."""
+    whole = find_lens(model, tap)
+    if whole is None and isinstance(tap, Site) and tap.kind == "kv":
+        halves = (find_lens(model, tap._replace(kind="keys")), find_lens(model, Site(tap.block, "values")))
+        return tuple(half for half in halves if half is not None)
+    return () if whole is None else (whole,)
+
+
 def probe(model: LanguageModel, tap: Tap) -> Float[Tensor, "position d"]:
     """The states of a few fixed tokens, by which almost the same weights are known."""
     counted = model.forward_tokens

@@ -54,9 +54,9 @@ def build_proposer(model: LanguageModel, tap: Tap, chosen: Sequence[str | Propos
 
 
 def _best_there_is(model: LanguageModel, tap: Tap) -> tuple[str, ...]:
-    from preimage.inversion.proposers.lens_files import find_lens
+    from preimage.inversion.proposers.lens_files import find_lenses
 
-    if find_lens(model, tap) is not None:
+    if find_lenses(model, tap):
         return ("lens",)
     if isinstance(tap, Site) or model.unembedding is None:
         return ("codebook",)

@@ -8,6 +8,7 @@ form, the prior is the model's own expectation of the next token.
 from __future__ import annotations
 
 import weakref
+from functools import reduce
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from preimage.errors import OptionError
 from preimage.inversion.proposers.codebook import fitted_codebook, sample
 from preimage.inversion.proposers.lens import Lens, Observed, Valid, token_features
-from preimage.inversion.proposers.lens_files import find_lens, read_lens
+from preimage.inversion.proposers.lens_files import LensInfo, find_lenses, read_lens
 from preimage.inversion.proposers.scores import Keys, Part, Scores, TurnedKeys
 from preimage.inversion.proposers.statistics import Statistics
 from preimage.layers import Layer
@@ -96,6 +97,18 @@ class SumProposer:
         """Both in one."""
         parts = [part for proposer in self._both for part in proposer.score(observed, valid).parts]
         return Scores(tuple(parts), observed.shape[1])
+
+
+class HalfProposer:
+    """A proposer for the keys or the values of both."""
+
+    def __init__(self, base: Proposer, width: int, *, first: bool) -> None:
+        self.name = base.name
+        self._base, self._half = base, slice(None, width) if first else slice(-width, None)
+
+    def score(self, observed: Observed, valid: Valid) -> Scores:
+        """The scores of that half."""
+        return self._base.score(observed[..., self._half], valid)
 
 
 class FilledProposer:
@@ -180,15 +193,22 @@ class PriorProposer:
         return min(_WEIGHTS, key=lambda weight: misses[weight]), (one + other) / 2
 
 
-def find_lens_proposer(model: LanguageModel, tap: Tap) -> LensProposer:
+def find_lens_proposer(model: LanguageModel, tap: Tap) -> Proposer:
     """The lens for these weights and this site, or this layer or the nearest above it."""
-    info = find_lens(model, tap)
-    if info is None:
+    proposers = [_with_lens(model, tap, info) for info in find_lenses(model, tap)]
+    if not proposers:
         above = "" if isinstance(tap, Site) else " or a layer above it"
         raise OptionError(
             f"There is no lens for {in_words(tap)} of {model.name}{above}.",
             "Train one with `preimage lens train`, or leave the lens out.",
         )
+    return reduce(SumProposer, proposers)
+
+
+def _with_lens(model: LanguageModel, tap: Tap, info: LensInfo) -> Proposer:
+    if isinstance(tap, Site) and info.place != tap.kind:  # of half of what is seen
+        half = tap._replace(kind=info.place, rotary=tap.rotary if info.place == "keys" else "after")
+        return HalfProposer(_with_lens(model, half, info), model.width(half), first=info.place == "keys")
     return LensProposer(model, tap, read_lens(info.path, model), info.tap)
 
 

@@ -45,7 +45,7 @@ class Statistics:
 
     @classmethod
     def of(
-        cls, states: Float[Tensor, "prompt position d"], mistaken: Float[Tensor, "prompt d"]
+        cls, states: Float[Tensor, "prompt position d"], mistaken: Float[Tensor, "some d"]
     ) -> Statistics:
         """The statistics of a sample; ``mistaken``: by how much wrong tokens miss the right states."""
         rows = states[:, min(1, states.shape[1] - 1) :].flatten(0, 1).double()
