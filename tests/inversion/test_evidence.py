@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -256,6 +257,32 @@ def test_noise_that_the_states_do_not_bear_out_is_forgotten(
     (read,) = reader.read([states], [Budget(10**9, None)], [()])
     assert read.ids == PROMPT
     assert all(away <= radius for away, radius in zip(read.distances, read.radii, strict=True))
+
+
+def test_states_that_have_nothing_in_common_with_a_layer_are_named_before_any_scan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fast, "_SCANNED", 0)
+    monkeypatch.setitem(fast._PATIENCE, "cpu", 16)
+    built, other = (
+        new_model("llama", (96, 3, 4), vocabulary=VOCABULARY, max_length=64, device="cpu", seed=seed)
+        for seed in (0, 1)
+    )
+    module: Any = built.module
+    module.model.embed_tokens.weight.data += torch.linspace(-0.05, 0.05, 96)  # as trained ones have something
+    leaning = preimage.load(module)
+    ids = torch.tensor([PROMPT])
+    foreign = other.states(ids, (LAYER,))[LAYER][0]
+    (result,) = preimage.invert(leaning, foreign, LAYER)
+    assert result.status == "not_recovered"
+    assert "have nothing in common with what it computes at layer 2" in result.reason
+    assert len(result.reading.token_ids) == len(PROMPT)
+    assert set(result.reading.confidence) == {0.0}
+    assert result.tests < VOCABULARY
+    own = leaning.states(ids, (LAYER,))[LAYER][0].clone()
+    for changed in (own, own + noise_like(own), 3 * own):  # noise as long as the states, another scale
+        (result,) = preimage.invert(leaning, changed, LAYER)
+        assert "nothing in common" not in result.reason
 
 
 def weighed(distances: list[float], level: Level, vocabulary: int = 10**6) -> float:

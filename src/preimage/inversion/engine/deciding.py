@@ -123,13 +123,15 @@ class Evidence:
             verifier = Verifier(self._model, layer, noise=noise_of(self._model, layer)[layer])
             proposer = build_proposer(self._model, layer)
         before = list(looks.before)
+        budget = Budget(0, None) if looks.foreign else budget  # there is nothing to read: what is proposed
         rows = observed.to(self._model.device)
         if before:
             own = self._model.states(torch.tensor([before]), (layer,))[layer][0]
             rows = torch.cat([own.to(rows), rows])
         reader = Reader(self._model, verifier, proposer, len(before))
         (read,) = reader.read([rows], [budget], [before])
-        return self._reading(read.ids[len(before) :], read.confidence[len(before) :])
+        sure = [0.0] * len(read.ids) if looks.foreign else read.confidence
+        return self._reading(read.ids[len(before) :], sure[len(before) :])
 
     def _reading(self, ids: Sequence[int], confidence: Sequence[float]) -> Reading:
         return Reading(tuple(ids), self._model.decode(ids), tuple(confidence))

@@ -21,6 +21,7 @@ from preimage.devices import BATCH_TOKENS, by_device
 from preimage.inversion.proposers.lens_files import find_lens
 from preimage.inversion.proposers.registry import build_proposer
 from preimage.inversion.proposers.standard import Proposer
+from preimage.inversion.proposers.statistics import statistics_of
 from preimage.layers import Layer, all_layers
 from preimage.models import LanguageModel
 from preimage.observations import Site, Tap
@@ -28,6 +29,8 @@ from preimage.states import calibration_prompts
 
 _AGREES = 0.35  # median relative distance at which states look like those of a layer
 _BETTER = 0.5  # and so many times that to the layer that was said
+_COMMON = 0.3  # what states of a layer have in common at least, as a cosine, to be known by it
+_LEANS, _SEVERAL = 0.2, 8  # the share of it that states of another model do not have, at so many positions
 _TRIED = 2  # other layers that are tried by their lens
 _profiles: WeakKeyDictionary[LanguageModel, tuple[int, dict[Layer, Float[Tensor, " d"]]]]
 _profiles = WeakKeyDictionary()
@@ -40,6 +43,7 @@ class Diagnosis(NamedTuple):
     before: tuple[int, ...] = ()  # tokens that stood before the first state
     words: str = ""  # empty where they look like what was said, or where it is open
     away: float = 0.0  # median relative distance to the layer that was said, as a first look reads it
+    foreign: bool = False  # whether they are nothing that this model computes at that layer
 
 
 def diagnose(
@@ -57,7 +61,34 @@ def diagnose(
                 if min(own).away <= _AGREES:
                     break
             found[index] = own
-    return [_named(model, own, tap) for own in found]
+        named = [_named(model, own, tap) for own in found]
+        return [
+            one if one.words or _leans(model, rows, tap) else _foreign(model, one, tap)
+            for one, rows in zip(named, on_device, strict=True)
+        ]
+
+
+def _leans(model: LanguageModel, rows: Float[Tensor, "position d"], tap: Layer) -> bool:
+    """Whether states lean towards the mean state of a layer as its states do, whatever their tokens are.
+
+    What a model computes has much in common at every position. Noise as long as the states leaves that.
+    """
+    usual = statistics_of(model, tap)
+    mean = usual.mean.norm()
+    expected = float(mean / (mean.square() + usual.spread.sum()).sqrt())
+    ordinary = rows[1:][~usual.sinks(rows)[1:]].double()
+    if expected < _COMMON or len(ordinary) < _SEVERAL:
+        return True
+    cosines = ordinary @ (usual.mean / mean) / ordinary.norm(dim=1).clamp_min(1e-300)
+    return float(cosines.median()) >= _LEANS * expected
+
+
+def _foreign(model: LanguageModel, look: Diagnosis, tap: Layer) -> Diagnosis:
+    words = (
+        f"The states look like no layer of {model.name}: they have nothing in common with what it computes "
+        f"at layer {tap}. They are another model's, or were changed."
+    )
+    return look._replace(words=words, foreign=True)
 
 
 def _named(model: LanguageModel, found: list[_Agreement], tap: Layer) -> Diagnosis:

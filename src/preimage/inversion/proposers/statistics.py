@@ -44,9 +44,7 @@ class Statistics:
     tilt: Float[Tensor, ""]  # of what a wrong token leaves over: see :func:`tilt_of`
 
     @classmethod
-    def of(
-        cls, states: Float[Tensor, "prompt position d"], mistaken: Float[Tensor, "some d"]
-    ) -> Statistics:
+    def of(cls, states: Float[Tensor, "prompt position d"], mistaken: Float[Tensor, "some d"]) -> Statistics:
         """The statistics of a sample; ``mistaken``: by how much wrong tokens miss the right states."""
         rows = states[:, min(1, states.shape[1] - 1) :].flatten(0, 1).double()
         lengths = rows.norm(dim=1)
