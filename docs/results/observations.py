@@ -14,6 +14,7 @@ json a cell is added to OUT. Kinds:
     keys:KIND, values:KIND, kv:KIND   a cache as float32, bf16 (of a bfloat16 model), int8 or fp8
     padded:SIDE      hidden_states of a plain transformers pass over a padded batch of mixed lengths
     permuted, shuffled   coordinates, or positions, in an unknown order
+    rotated          coordinates turned by an unknown rotation
     last:N, mean:N   one vector for a prompt of N tokens
     hostile          states that no prompt made
     mistaken         what is said of the states is wrong: seconds until it is named
@@ -153,6 +154,11 @@ def disordered(bench: Bench, kind: str, value: str, layer: Layer) -> list[Found]
     """Coordinates or positions in an unknown order."""
     states = bench.states(layer)
     generator = torch.Generator().manual_seed(7)
+    if kind == "rotated":
+        drawn = torch.randn(states.shape[-1], states.shape[-1], generator=generator, dtype=torch.float64)
+        rows = list((states.double() @ torch.linalg.qr(drawn)[0]).float())
+        seen = Observation(rotated=True)
+        return beside(preimage.invert(bench.model(), rows, layer, observe=seen), bench.prompts)
     if kind == "permuted":
         order = torch.randperm(states.shape[-1], generator=generator)
         seen = Observation(permuted=True)
@@ -246,7 +252,7 @@ def mistaken(bench: Bench, kind: str, value: str, layer: int) -> list[dict[str, 
 CELLS: dict[str, Callable[..., list[Found]]] = {
     **dict.fromkeys(("exact", "bf16-both", "bf16-states", "int8-weights", "stored", "noise"), residual),
     **dict.fromkeys(("keys", "values", "kv"), cache),
-    **dict.fromkeys(("permuted", "shuffled"), disordered),
+    **dict.fromkeys(("permuted", "shuffled", "rotated"), disordered),
     **dict.fromkeys(("last", "mean"), one_vector),
     "padded": padded,
     "hostile": hostile,

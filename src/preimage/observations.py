@@ -51,6 +51,7 @@ class Observation:
     them, or all in an unknown order (``shuffled``). ``kept``: the coordinates that were kept, in their order;
     all of them in another order is a known permutation. ``permuted``: coordinates in an unknown order, the
     same at every position. ``rotation``: a known orthogonal matrix R; rows h were turned into h R.
+    ``rotated``: turned so by an unknown one, the same at every position.
 
     >>> from preimage import Observation
     >>> Observation("keys", stored="int8").tap(15, n_layers=30)
@@ -64,6 +65,7 @@ class Observation:
     kept: tuple[int, ...] | None = None
     permuted: bool = False
     rotation: Any = None
+    rotated: bool = False
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
@@ -77,9 +79,15 @@ class Observation:
                 raise OptionError(f"{name} {value!r} is not known.", f"Use {names}.")
         if self.rotary == "before" and self.place not in ("keys", "kv"):
             raise OptionError(f"{self.place} has no rotary positions.", "Give rotary for keys or kv alone.")
-        if self.permuted and (self.kept is not None or self.rotation is not None):
+        known = self.kept is not None or self.rotation is not None
+        if self.permuted and known:
             raise OptionError(
                 "permuted is for an unknown order.", "Leave out kept and rotation, or permuted."
+            )
+        if self.rotated and (known or self.permuted or self.positions != "all"):
+            raise OptionError(
+                "rotated is for an unknown rotation, the same at all positions.",
+                "Leave out kept, rotation, permuted and positions, or rotated.",
             )
 
     @classmethod
@@ -113,7 +121,7 @@ class Observation:
     def where(self) -> dict[str, Any]:
         """What a bundle's manifest says of it: everything but a rotation, which is undone before saving."""
         told = self.to_dict()
-        return {name: told[name] for name in ("place", "rotary", "stored", "positions", "kept", "permuted")}
+        return {name: value for name, value in told.items() if name != "rotation"}
 
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> Observation:
@@ -125,7 +133,7 @@ class Observation:
     @property
     def plain(self) -> bool:
         """Whether every number is where the model put it."""
-        return self.kept is None and not self.permuted and self.rotation is None
+        return self.kept is None and self.rotation is None and not (self.permuted or self.rotated)
 
     def changed(self, **changes: Any) -> Observation:
         """The same but for some fields."""

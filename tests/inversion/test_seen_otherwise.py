@@ -244,6 +244,74 @@ def test_a_second_position_that_fits_no_token_refutes_the_first() -> None:
     refused(StatesError, lambda: find_permutation(model, [rows], *call))
 
 
+# Turned by an unknown rotation.
+
+
+def turned(rows: Tensor, seed: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(rows.shape[-1], rows.shape[-1], generator=generator, dtype=torch.float64)
+    return (rows.double() @ torch.linalg.qr(drawn)[0]).float()
+
+
+@pytest.mark.parametrize("layer", [1, 2, "final"])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_rotation_is_found_and_undone(name: str, layer: int | str) -> None:
+    model, prompts = tiny(name), [random_ids(12, 1), random_ids(1, 4), random_ids(7, 2)]
+    states = preimage.capture(model, prompts, layer)
+    rows = [turned(states.at(index, states.layers[0])) for index in range(len(prompts))]
+    results = preimage.invert(model, rows, layer, observe=Observation(rotated=True))
+    assert [(result.status, list(result.token_ids)) for result in results] == [
+        ("recovered", ids) for ids in prompts
+    ]
+
+
+def test_keys_are_turned_back_too() -> None:
+    model, ids = tiny("llama"), random_ids(10)
+    keys = preimage.capture(model, [ids], 2, observe="keys").at(0, 2)
+    (result,) = preimage.invert(model, turned(keys), 2, observe=Observation("keys", rotated=True))
+    assert (result.status, list(result.token_ids)) == ("recovered", ids)
+
+
+def test_no_other_prompt_has_these_lengths_and_angles() -> None:
+    model = tiny("gpt2")
+    every = torch.cartesian_prod(*[torch.arange(12)] * 4)
+    states = model.states(every, (2,))[2].double()
+    products = states @ states.mT
+    for index in (0, 777, 20000):
+        scale = products[index].abs().max()
+        near = ((products - products[index]).abs() <= 1e-5 * scale).all(dim=2).all(dim=1)
+        assert near.nonzero().flatten().tolist() == [index]
+        (result,) = preimage.invert(
+            model, turned(states[index].float()), 2, observe=Observation(rotated=True)
+        )
+        assert (result.status, list(result.token_ids)) == ("recovered", every[index].tolist())
+
+
+def test_states_that_no_rotation_makes_plain_are_refused() -> None:
+    model, seen = tiny("llama"), Observation(rotated=True)
+    rows = rows_of(model, random_ids(6))
+    stretched = turned(rows) * torch.linspace(0.9, 1.1, model.d_model)
+    changed = turned(rows)
+    changed[3] += 0.05
+    for wrong in (stretched, changed, torch.randn(6, model.d_model)):
+        error = refused(StatesError, lambda wrong=wrong: preimage.invert(model, wrong, 2, observe=seen))
+        assert "lengths and angles" in error.message
+    error = refused(StatesError, lambda: preimage.invert(model, turned(rows[:3]), 2, observe=seen))
+    assert "too few" in error.message
+    error = refused(StatesError, lambda: preimage.invert(model, turned(rows), 2, observe=seen, max_tests=60))
+    assert "was not found out: the budget of 60 tests is spent" in error.message
+
+
+def test_what_does_not_go_with_an_unknown_rotation_is_refused() -> None:
+    for other in ({"kept": (0, 1)}, {"permuted": True}, {"positions": "mean"}, {"rotation": torch.eye(2)}):
+        refused(OptionError, lambda other=other: Observation(rotated=True, **other))
+    model = tiny("llama")
+    rows = rows_of(model, random_ids(6))
+    for seen in (Observation(rotated=True), Observation(permuted=True)):
+        refused(OptionError, lambda seen=seen: preimage.invert(model, rows, 2, observe=seen, prefix=[5]))
+    assert Observation.from_dict(Observation(rotated=True).where) == Observation(rotated=True)
+
+
 # Rows in an unknown order.
 
 

@@ -56,6 +56,7 @@ Stored = Annotated[
 ]
 Rotary = Annotated[str | None, typer.Option(help="Keys after or before rotary positions; default: after.")]
 Permuted = Annotated[bool, typer.Option("--permuted", help="Coordinates come in an unknown order.")]
+Rotated = Annotated[bool, typer.Option("--rotated", help="Coordinates were turned by an unknown rotation.")]
 SeenPositions = Annotated[
     str | None, typer.Option("--positions", help=f"{', '.join(POSITIONS)}; default: all.")
 ]
@@ -72,6 +73,7 @@ class StatesChoice:
     positions: str | None = None
     rotary: str | None = None
     permuted: bool = False
+    rotated: bool = False
 
     def refuse(self, *names: str, hint: str) -> None:
         """Refuse these options where they were given."""
@@ -83,7 +85,7 @@ class StatesChoice:
     def observation(self) -> Observation | None:
         """What was seen, where anything was said of it."""
         told = {"place": self.observe, "stored": self.stored, "positions": self.positions,
-                "rotary": self.rotary, "permuted": self.permuted}  # fmt: skip
+                "rotary": self.rotary, "permuted": self.permuted, "rotated": self.rotated}  # fmt: skip
         told = {name: value for name, value in told.items() if value}
         return Observation(**told) if told else None  # type: ignore[arg-type]  # each has its own type
 

@@ -49,6 +49,7 @@ def invert(
     positions: arg.SeenPositions = None,
     rotary: arg.Rotary = None,
     permuted: arg.Permuted = False,
+    rotated: arg.Rotated = False,
     prefix: Annotated[str | None, typer.Option(help="Text known to stand before the first state.")] = None,
     method: Annotated[str, typer.Option(help="fast, sipit or brute-force.")] = "fast",
     proposers: arg.Proposers = None,
@@ -73,7 +74,7 @@ def invert(
         max_tests=max_tests, timeout=timeout, published_cost=published_cost, prefix=prefix or "",
     )  # fmt: skip
     choice = arg.PromptChoice(text, prompts, count, length, seed, bos)
-    told = arg.StatesChoice(key, mask_key, observe, stored, positions, rotary, permuted)
+    told = arg.StatesChoice(key, mask_key, observe, stored, positions, rotary, permuted, rotated)
     manifest = _check_source(path, choice, told, layer, prefix)
     made_by = (manifest or {}).get("model") or {}
     prepared = Preparation(model or made_by.get("name") or "smollm2", dtype=dtype, device=device)

@@ -8,9 +8,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from preimage.errors import LayerError, OptionError
-from preimage.inversion.engine.budget import Budget
+from preimage.errors import LayerError, OptionError, StatesError
+from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.permuted import find_permutation
+from preimage.inversion.engine.rotated import find_rotation
 from preimage.inversion.engine.verifier import Verifier
 from preimage.inversion.options import InvertOptions
 from preimage.inversion.proposers.lens_files import find_lenses
@@ -22,6 +23,7 @@ from preimage.models import LanguageModel
 from preimage.observations import Tap
 from preimage.states import States, encode_all, noise_of, states_from, undone
 
+_SCANS = 8  # of the vocabulary at every position, that finding a rotation may cost
 _proposers: WeakKeyDictionary[LanguageModel, dict[tuple[object, ...], Proposer]] = WeakKeyDictionary()
 
 
@@ -35,6 +37,12 @@ def prepare(
         raise OptionError("These states keep the last position alone.", "Prove states of every position.")
     if options.prefix and states.observation.positions != "all":
         raise OptionError("A known prefix needs the states of every position.", "Leave the prefix out.")
+    changed = states.observation.permuted or states.observation.rotated
+    if options.prefix and changed:
+        raise OptionError(
+            "A known prefix needs coordinates as the model has them.",
+            "Leave the prefix out, or their change.",
+        )
     states.require_width(model)
     tap = states.observation.tap(at, model.n_layers)
     states = _undone(model, states, at, tap)
@@ -42,8 +50,8 @@ def prepare(
     verifier.require_above_noise(states.at(0, at))
     known = _known_tokens(model, options.prefix)
     states.require_finite(at)  # before any work is done
-    if states.observation.permuted:
-        states = _in_order(model, states, tap, options)
+    if changed:
+        states = _found_out(model, states, tap, options)
         verifier = _verifier(model, states, tap, options)
     return states, verifier, known
 
@@ -57,23 +65,34 @@ def _verifier(model: LanguageModel, states: States, tap: Tap, options: InvertOpt
 def _undone(model: LanguageModel, states: States, at: Layer, tap: Tap) -> States:
     """The states with what is known of their coordinates' order and rotation turned back."""
     seen = states.observation
-    if seen.plain or seen.permuted:
+    if seen.plain or seen.permuted or seen.rotated:
         return states
     rows = [undone(states.at(index, at), seen, model.width(tap)) for index in range(len(states))]
     return States.from_tensor([row for row, _ in rows], at, observation=rows[0][1])
 
 
-def _in_order(model: LanguageModel, states: States, tap: Tap, options: InvertOptions) -> States:
-    """The states with their coordinates in the model's order, which is found out first."""
-    (at,), plain = states.layers, states.observation.changed(permuted=False)
+def _found_out(model: LanguageModel, states: States, tap: Tap, options: InvertOptions) -> States:
+    """The states with their coordinates in the model's order, or turned back; how, is found out first."""
+    (at,), seen = states.layers, states.observation
+    plain = seen.changed(permuted=False, rotated=False)
     rows = [states.at(index, at) for index in range(len(states))]
-    seen = States.from_tensor(rows, at, observation=plain)
-    finder = _verifier(model, seen, tap, options)
+    finder = _verifier(model, States.from_tensor(rows, at, observation=plain), tap, options)
     proposer = proposer_of(model, tap, options.chosen_proposers)
-    budget = Budget(options.max_tests or len(rows[0]) * model.vocab_size, options.timeout)
-    order = find_permutation(model, rows, finder, proposer, budget)
-    back = torch.tensor(order).argsort()
-    return States.from_tensor([row[:, back] for row in rows], at, observation=plain)
+    bound = (_SCANS * sum(map(len, rows)) if seen.rotated else len(rows[0])) * model.vocab_size
+    budget = Budget(options.max_tests or bound, options.timeout)
+    try:
+        if seen.rotated:
+            turn = find_rotation(model, rows, finder, proposer, budget).T
+            back = [(row.double() @ turn.to(row.device)).to(row.dtype) for row in rows]
+        else:
+            order = torch.tensor(find_permutation(model, rows, finder, proposer, budget)).argsort()
+            back = [row[:, order] for row in rows]
+    except BudgetSpentError as spent:
+        raise StatesError(
+            f"How the coordinates were changed was not found out: {spent}.",
+            "Give more tests or time, or states of fewer prompts.",
+        ) from spent
+    return States.from_tensor(back, at, observation=plain)
 
 
 def _known_tokens(model: LanguageModel, prefix: str | Sequence[int]) -> tuple[int, ...]:

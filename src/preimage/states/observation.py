@@ -30,9 +30,10 @@ def residual_stream(states: Tensor) -> Tensor:
 def view(observation: Observation) -> View:
     """From raw rows to what an observation shows of them: turned, then cut to the kept coordinates.
 
-    Coordinates in an unknown order are seen sorted: sorted rows do not depend on the order.
+    Coordinates in an unknown order are seen sorted: sorted rows do not depend on the order. How rows were
+    turned by an unknown rotation has to be found out first.
     """
-    if observation.plain:
+    if observation.plain or observation.rotated:
         return residual_stream
     if observation.permuted:
         return lambda states: states.sort(dim=-1).values
@@ -53,9 +54,9 @@ def undone(
     """Observed rows with known orders and rotations turned back, and what is left of the observation.
 
     ``width``: that of the raw rows. What was cut cannot be undone: rows and observation come back as they
-    are, to be compared through :func:`view`. So do coordinates in an unknown order.
+    are, to be compared through :func:`view`. So do coordinates in an unknown order, or turned unknown how.
     """
-    if observation.plain or observation.permuted:
+    if observation.plain or observation.permuted or observation.rotated:
         return observed, observation
     kept = observation.kept
     if kept is not None:

@@ -103,7 +103,7 @@ class _Reading:
     def first_tokens(self) -> Iterator[int]:
         """Tokens whose sorted state is that of the very first position."""
         prefix = self._model.prefix(self._verifier.layer)
-        yield from self._fitting(prefix, _likely_first(self._model), self._sorted[0][0])
+        yield from self._fitting(prefix, likely_first(self._model), self._sorted[0][0])
 
     def read_on(self, first: int) -> _Matching | None:
         """Read positions until every coordinate has one place; None where no token makes one of them."""
@@ -168,7 +168,7 @@ def _sorted(target: Target, rows: Float[Tensor, "position d"]) -> Target:
     return Target(low, high, weights, target.radius, target.reach)
 
 
-def _likely_first(model: LanguageModel) -> Int[Tensor, " vocabulary"]:
+def likely_first(model: LanguageModel) -> Int[Tensor, " vocabulary"]:
     """All tokens: special ones, then what the model expects behind the first of them."""
     config, tokenizer = model.config, model.tokenizer
     named = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
