@@ -37,6 +37,7 @@ invert --text x --stored bf16
 invert --text x --positions all
 invert --text x --rotary after
 invert --text x --permuted
+invert --text x --rotated
 invert --text x --prefix y
 invert
 capture --text x --layers 99 --out OUT

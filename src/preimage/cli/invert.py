@@ -121,9 +121,9 @@ def _check_source(
 
 def _capture(choice: arg.PromptChoice, prepared: Preparation, layer: Layer | None) -> States:
     """States of prompts run for this purpose; without a layer, of the middle one."""
+    choice.of(prepared)  # wrong ones are refused before the weights are loaded, and torch
     from preimage.states import capture
 
-    choice.of(prepared)  # wrong ones are refused before the weights are loaded
     at = (prepared.known.n_layers + 1) // 2 if layer is None else layer
     loaded = prepared.model
     return capture(loaded, choice.of(prepared), at)  # as the loaded tokenizer has them

@@ -12,6 +12,7 @@ that, compared with its rivals, the less room there is.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -172,6 +173,17 @@ class Noise(NamedTuple):
         It is the same at every position, or in proportion to states; ``usual``: the length of most of them.
         """
         return away >= _LEAST * self.relative * min(length, usual)
+
+    def refuted(
+        self, weighed: Sequence[Weighed | None], lengths: Sequence[float], sinks: Sequence[bool]
+    ) -> bool:
+        """Whether something was read, at a position that is no sink, that such noise does not allow."""
+        usual = _median(list(lengths))
+        return any(
+            not self.allows(one.distances[0], length, usual)
+            for one, length, sink in zip(weighed, lengths, sinks, strict=True)
+            if one is not None and not sink
+        )
 
 
 def noise_of_residual(

@@ -60,3 +60,12 @@ def together(
     turns = torch.empty_like(orders)  # the turn at which each order names a token
     turns.scatter_(1, orders, torch.arange(orders.numel()).view(orders.shape[::-1]).T.to(orders))
     return turns.amin(dim=0).argsort()
+
+
+def candidates(scores: Tensor, prior: Tensor, count: int, tried: Sequence[int]) -> list[int]:
+    """The next tokens to try, up to ``count`` in all: by both together, by either alone, in turns."""
+    count = min(count, len(scores))
+    orders = [scores.topk(count).indices.tolist()]
+    if bool(prior.any()):
+        orders = [(scores + prior).topk(count).indices.tolist(), *orders, prior.topk(count).indices.tolist()]
+    return in_turns(orders, count - len(tried), tried)

@@ -25,7 +25,7 @@ from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.jobs import Job, replaced
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.policies import Policy, RankedPolicy
-from preimage.inversion.engine.search import BACKOFF_RADII, Fit, Frame, Outcome, Search, VerifiedPrompt
+from preimage.inversion.engine.search import BACKOFF_RADII, Frame, Outcome, Search, VerifiedPrompt
 from preimage.inversion.engine.verifier import Target, Verifier, distances_of
 from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.proposers.standard import Proposer
@@ -38,7 +38,6 @@ _BESIDE = 512  # a prompt of more tokens is not run together with its rivals on 
 _SCANNED = 4096  # a vocabulary that is tried in full before evidence is asked
 _PATIENCE = {"cpu": 256, "cuda": 2**31}  # candidates tried at the first position before evidence is asked
 _WHOLE_REPAIRS = 1  # with more repairs a prompt is run from its first mismatch on, and whole at last
-_AHEAD, _LEAST_AHEAD = 4, 16  # and so many times as far as there is usually from one repair to the next
 _PLAINLY = 2.0  # radii in half precision within which a token may fit in a plain pass alone
 
 # From the prefix, the observed state and the proposer's policy to the policy of a repair.
@@ -136,10 +135,7 @@ class FastInverter:
 
     def _pass(self, job: Job, scores: Scores, start: int) -> None:
         """Run a prompt from a position on; what agrees from the left is settled."""
-        row = job.ids
-        if job.verified < len(job):
-            ahead = max(_LEAST_AHEAD, _AHEAD * job.verified // max(1, len(job.repaired)))
-            row = job.affordable(min(len(job), start + ahead) if start else len(job))
+        row = job.row_from(start)
         branches = None if start or job.plainly else self._branches(job, scores, _BESIDE)
         if job.plainly:
             distances = self._verifier.whole_sequence(row.tolist(), job.target[: len(row)])
@@ -320,7 +316,7 @@ class FastInverter:
         return torch.finfo(self._model.dtype).eps > 1e-4 or job.target.coarse > 0
 
     def _pass_on(self, job: Job) -> None:
-        verified = self._fits(job, min(job.verified, len(job.distances)))
+        verified = job.fits(min(job.verified, len(job.distances)), self._lookalikes)
         job.outcome = Outcome((), verified, None, "", handed_on=True)
 
     def _fits_plainly(self, job: Job) -> bool:
@@ -359,12 +355,12 @@ class FastInverter:
             self._search(job, scores, open_)
             return
         alone = self._lookalikes.unmistakable(job.ids.tolist())
-        prompt = VerifiedPrompt(job.positions(len(job))) if alone else self._fits(job, len(job))
+        prompt = VerifiedPrompt(job.positions(len(job))) if alone else job.fits(len(job), self._lookalikes)
         job.outcome = Outcome((prompt,), prompt, None, "")
 
     def _stop(self, job: Job, spent: BudgetSpentError) -> None:
         at = min(job.verified, len(job.distances))
-        fits = self._fits(job, at)
+        fits = job.fits(at, self._lookalikes)
         whole = (fits,) if at == len(job) else ()
         job.outcome = Outcome(whole, fits, None, f"Stopped at position {at}: {spent}.", undecided=True)
 
@@ -388,18 +384,7 @@ class FastInverter:
         prefix = job.prefix_at(start)
         refused = {start: job.tested.get(start, {})}
         search = Search(job.target, prefix, self._verifier, policy, self._lookalikes, job.budget, refused)
-        frames = [Frame(fit, self._others(job, fit)) for fit in self._fits(job, job.verified)]
+        fits = job.fits(job.verified, self._lookalikes)
+        frames = [Frame(fit, job.other_fits(fit, self._lookalikes)) for fit in fits]
         known = [Frame(frame.chosen) for frame in frames[:start]]
         job.outcome = search.run(known, frames if job.verified == len(job) else ())
-
-    def _others(self, job: Job, fit: Fit) -> list[Fit]:
-        """What else may fit at a verified position."""
-        return [
-            Fit(fit.position._replace(token_id=token, distance=away), self._lookalikes.twins(token))
-            for token, away in job.possible(fit.position.index)
-            if token not in fit.twins
-        ]
-
-    def _fits(self, job: Job, count: int) -> tuple[Fit, ...]:
-        """The first positions, as they were verified."""
-        return tuple(Fit(at, self._lookalikes.twins(at.token_id)) for at in job.positions(count))

@@ -13,11 +13,14 @@ from torch import Tensor
 
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.expectation import Expectation, shared_tokens, together
-from preimage.inversion.engine.search import Outcome
+from preimage.inversion.engine.lookalikes import Lookalikes
+from preimage.inversion.engine.search import Fit, Outcome
 from preimage.inversion.engine.verifier import Target
 from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.result import VerifiedPositions
 from preimage.models import Prefix
+
+_AHEAD, _LEAST_AHEAD = 4, 16  # times the usual distance between repairs, and positions, that are run at once
 
 
 @dataclass
@@ -51,6 +54,13 @@ class Job:
     def affordable(self, end: int, rows: int = 1) -> Int[Tensor, " some"]:
         """The proposal up to a position, no longer than what so many rows of it may still test."""
         return self.ids[: min(end, self.verified + max(1, self.budget.tests_left // rows))]
+
+    def row_from(self, start: int) -> Int[Tensor, " some"]:
+        """What to run from a position on: all; of a prompt repaired often, not far past the next repair."""
+        if self.verified == len(self):
+            return self.ids
+        ahead = max(_LEAST_AHEAD, _AHEAD * self.verified // max(1, len(self.repaired)))
+        return self.affordable(min(len(self), start + ahead) if start else len(self))
 
     def check_budget(self) -> None:
         """Raise where the next pass may not be paid; one over nothing but tokens counted before is free."""
@@ -167,6 +177,18 @@ class Job:
         self.others[index] = {int(token): float(distances[token]) for token in nearest}
         self.tests[index] = len(distances)
         self.runners_up[index] = (int(nearest[0]), float(distances[nearest[0]]))
+
+    def fits(self, count: int, lookalikes: Lookalikes) -> tuple[Fit, ...]:
+        """The first positions, as they were verified."""
+        return tuple(Fit(at, lookalikes.twins(at.token_id)) for at in self.positions(count))
+
+    def other_fits(self, fit: Fit, lookalikes: Lookalikes) -> list[Fit]:
+        """What else may fit at a verified position."""
+        return [
+            Fit(fit.position._replace(token_id=token, distance=away), lookalikes.twins(token))
+            for token, away in self.possible(fit.position.index)
+            if token not in fit.twins
+        ]
 
     def possible(self, index: int) -> list[tuple[int, float]]:
         """Other tokens that may fit at a position, as far as they were tried."""

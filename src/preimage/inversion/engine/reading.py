@@ -11,7 +11,6 @@ alternative is run with everything that follows, and the whole prompt decides.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -25,9 +24,10 @@ from preimage.inversion.engine.asking import Answers, Asking, Branches, Expected
 from preimage.inversion.engine.beginnings import Beginnings
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.evidence import Level, Noise, Read, Weighed, noise_of_residual, weigh
-from preimage.inversion.engine.expectation import in_turns
+from preimage.inversion.engine.expectation import candidates
 from preimage.inversion.engine.first_states import first_states
 from preimage.inversion.engine.lookalikes import lookalikes_of
+from preimage.inversion.engine.second_look import look_again
 from preimage.inversion.engine.verifier import Target, Verifier
 from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.proposers.standard import Proposer
@@ -47,9 +47,6 @@ _FOLLOWERS = 8  # positions by which the beginning of a prompt is settled
 _KEPT = 1024  # first tokens that are remembered of a whole vocabulary
 _AT_ONCE = 16384  # states compared at once
 _UNREAD = 0.3  # confidence in what is only proposed
-_SECOND_LOOK = 24  # alternatives run with all that follows
-_ROUNDS = 3  # of them
-_WITHIN = 8.0  # nats behind the best within which a token is an alternative
 
 
 class Reader:
@@ -137,7 +134,7 @@ class _Reading:
             yield from self._first_look(known, budget)
             while (yield from self._read_on(known, budget)):  # what was taken for noise is none: once more
                 self._forget_noise(known)
-            yield from self._look_again(budget)
+            yield from look_again(self._ids, self._weighed, self._likelihoods, SURE, budget)
         except BudgetSpentError:
             finished = False
         return (yield from self._conclude(len(known), finished))
@@ -156,7 +153,7 @@ class _Reading:
                 if settled < stretch:
                     yield from self._decide(at, budget)
                     at += 1
-                if self._is_no_noise():
+                if self._noise is not None and self._noise.refuted(self._weighed, self._lengths, self._sinks):
                     return True
                 stretch = max(first // 2, min(most, 2 * stretch if settled == stretch else settled))
             enough = min(_FOLLOWERS, len(self._ids) - 1) if looks == 2 else len(self._ids) - 1
@@ -191,18 +188,6 @@ class _Reading:
             self._target = replace(self._target, weights=None)  # all coordinates are as noisy as one another
             self._lengths = self._observed.double().norm(dim=-1).clamp_min(1e-30).tolist()
         self._expect_noise()
-
-    def _is_no_noise(self) -> bool:
-        """Whether something was read that the noise that was seen does not allow."""
-        if self._noise is None:
-            return False
-        usual = statistics.median(self._lengths)
-        pairs = zip(self._weighed, self._lengths, self._sinks, strict=True)
-        return any(
-            not self._noise.allows(weighed.distances[0], length, usual)
-            for weighed, length, sink in pairs
-            if weighed is not None and not sink
-        )
 
     def _forget_noise(self, known: list[int]) -> None:
         """Begin anew with states as they are."""
@@ -330,7 +315,7 @@ class _Reading:
             if rung >= by_device(_EXPECTED, self._model.device):
                 expected = yield Expected(self._ids[:at])
                 prior = prior if expected is None else expected
-            fresh = _candidates(scores, prior, ladder[rung], tried)
+            fresh = candidates(scores, prior, ladder[rung], tried)
             own = _ITSELF * scores if at == 0 else prior
             while fresh:  # and what the likeliest of them could be mistaken for
                 budget.check(len(fresh))
@@ -389,35 +374,6 @@ class _Reading:
     def _away(self, target: Target, states: Tensor) -> Tensor:
         return target.away(self._verifier.observe(states)).cpu()
 
-    def _look_again(self, budget: Budget) -> Asking[None]:
-        """Run alternatives of doubtful positions with all that follows; the whole prompt decides."""
-        for _ in range(_ROUNDS):
-            doubtful = [
-                (at, token, weighed)
-                for at, weighed in enumerate(self._weighed)
-                if weighed is not None and weighed.confidence < SURE and len(self._ids) > 1
-                for token, score in list(zip(weighed.tokens, weighed.scores, strict=True))[:4]
-                if score >= weighed.scores[0] - _WITHIN and token != int(self._ids[at])
-            ][:_SECOND_LOOK]
-            if not doubtful:
-                return
-            budget.check(len(doubtful))
-            budget.tests += len(doubtful)
-            rows = self._ids.repeat(1 + len(doubtful), 1)
-            for row, (at, token, _weighed) in zip(rows[1:], doubtful, strict=True):
-                row[at] = token
-            base, *others = self._likelihoods((yield Rows(rows)))
-            gains = []
-            for (at, token, weighed), other in zip(doubtful, others, strict=True):
-                own = dict(zip(weighed.tokens, weighed.scores, strict=True))
-                gains.append(float((other - base)[at + 1 :].sum()) + own[token] - own[int(self._ids[at])])
-            best = max(range(len(gains)), key=gains.__getitem__)
-            if gains[best] <= 0:
-                return
-            at, token, weighed = doubtful[best]
-            self._ids[at] = token
-            self._weighed[at] = replace(weighed, confidence=weighed.confidence * _logistic(gains[best]))
-
     def _conclude(self, known: int, finished: bool) -> Asking[Read]:
         """The prompt as it was read, and what a plain pass over the whole of it leaves unexplained."""
         states = (yield Rows(self._ids[None]))[0]
@@ -439,16 +395,3 @@ class _Reading:
             finished,
             self._tests,
         )
-
-
-def _candidates(scores: Tensor, prior: Tensor, count: int, tried: list[int]) -> list[int]:
-    """The next tokens to try: by both together, by the proposer, by the prior, in turns."""
-    count = min(count, len(scores))
-    orders = [scores.topk(count).indices.tolist()]
-    if bool(prior.any()):
-        orders = [(scores + prior).topk(count).indices.tolist(), *orders, prior.topk(count).indices.tolist()]
-    return in_turns(orders, count - len(tried), tried)
-
-
-def _logistic(nats: float) -> float:
-    return float(torch.sigmoid(torch.tensor(nats)))
