@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from preimage.geometry import GeometryOptions
     from preimage.geometry.result import Geometry, GeometrySweep
 
+_Lengths = Annotated[str | None, typer.Option(help="Windows of so many tokens; 8,16,32: one after another.")]
+_Granularities = Annotated[
+    str, typer.Option(help=f"A step for each {' or '.join(GRANULARITIES)}; several: layer,channel.")
+]
+_Ranges = Annotated[
+    str, typer.Option("--range", help=f"Of the codes: {' or '.join(RANGES)}; several: absmax,minmax.")
+]
+_Propagate = Annotated[
+    bool, typer.Option("--propagate", help="Every block is given the quantised states below it.")
+]
+
 
 def geometry(
     bundle: Annotated[Path | None, typer.Argument(help="A state bundle with its token ids.")] = None,
@@ -28,23 +39,15 @@ def geometry(
     text: arg.Texts = None,
     prompts: arg.Source = None,
     count: arg.Count = None,
-    length: Annotated[
-        str | None, typer.Option(help="Windows of so many tokens; 8,16,32: one after another.")
-    ] = None,
+    length: _Lengths = None,
     seed: arg.Seed = 0,
     bos: arg.Bos = None,
     layers: arg.Layers = "all",
     bits: arg.Bits = "8,4",
-    granularity: Annotated[
-        str, typer.Option(help=f"A step for each {' or '.join(GRANULARITIES)}; several: layer,channel.")
-    ] = "layer",
-    value_range: Annotated[
-        str, typer.Option("--range", help=f"Of the codes: {' or '.join(RANGES)}; several: absmax,minmax.")
-    ] = "absmax",
+    granularity: _Granularities = "layer",
+    value_range: _Ranges = "absmax",
     percentile: Annotated[float, typer.Option(help="Of |h|, for --range percentile.")] = 99.9,
-    propagate: Annotated[
-        bool, typer.Option("--propagate", help="Every block is given the quantised states below it.")
-    ] = False,
+    propagate: _Propagate = False,
     quantile: Annotated[float, typer.Option(help="Of the prompts' own margins and ratios.")] = 0.01,
     subsets: Annotated[int, typer.Option(help="Random tenths of the prompts for intervals; 0: none.")] = 20,
     out: arg.Out = None,

@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 _BAR = 24  # characters of the longest bar
 _DOUBTFUL = 0.9  # confidence below which a token is marked
 
+_States = Annotated[
+    Path | None,
+    typer.Argument(help="States to invert blind: a bundle, or a .safetensors, .npy, .npz or .pt file."),
+]
+_Model = Annotated[
+    str | None, typer.Option(help="Alias, hub id, folder or GGUF file; default: the bundle's, or smollm2.")
+]
+
 
 def invert(
-    path: Annotated[
-        Path | None,
-        typer.Argument(help="States to invert blind: a bundle, or a .safetensors, .npy, .npz or .pt file."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Alias, hub id, folder or GGUF file; default: the bundle's, or smollm2."),
-    ] = None,
+    path: _States = None,
+    model: _Model = None,
     text: arg.Texts = None,
     prompts: arg.Source = None,
     count: arg.Count = None,

@@ -25,6 +25,7 @@ from preimage.inversion.engine.last_position import (
 )
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.outcomes import (
+    as_put_back,
     make_result,
     say_how,
     say_of_last,
@@ -36,15 +37,14 @@ from preimage.inversion.engine.policies import GradientPolicy, InterruptedPolicy
 from preimage.inversion.engine.proof import prove, search_everywhere
 from preimage.inversion.engine.search import Outcome, Search
 from preimage.inversion.engine.shuffled import invert_shuffled
-from preimage.inversion.engine.verifier import FAR, CandidatePrefix, Verifier
+from preimage.inversion.engine.verifier import FAR, CandidatePrefix
 from preimage.inversion.options import InvertChanges, InvertOptions
-from preimage.inversion.preparing import prepare, proposer_of
+from preimage.inversion.preparing import Prepared, prepare, proposer_of
 from preimage.inversion.proposers.registry import GRADIENT
 from preimage.inversion.proposers.standard import Proposer
 from preimage.inversion.result import Inversion
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
-from preimage.states import States
 from preimage.storage import Run
 
 _BATCH_TOKENS = 2**16  # tokens inverted together on a GPU
@@ -87,9 +87,9 @@ def invert(
     """
     began = time.perf_counter()
     chosen = replace(options or InvertOptions(), **changes)
-    states, verifier, known = prepare(model, states, layer, attention_mask, chosen)
-    at = verifier.layer
-    work = _Inverting(model, states, verifier, chosen, known)
+    prepared = prepare(model, states, layer, attention_mask, chosen)
+    states, at = prepared.states, prepared.verifier.layer
+    work = _Inverting(model, prepared, chosen)
     plan = {
         "command": "invert",
         "model": model.identity.to_dict(),
@@ -117,17 +117,10 @@ def invert(
 class _Inverting:
     """How the prompts of one call are inverted: in shared passes by the fast engine, or one by one."""
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        states: States,
-        verifier: Verifier,
-        options: InvertOptions,
-        known: tuple[int, ...] = (),
-    ) -> None:
-        self._model, self._states, self._verifier, self._options = model, states, verifier, options
-        self._known = known  # tokens before the first state
-        tap = verifier.tap
+    def __init__(self, model: LanguageModel, prepared: Prepared, options: InvertOptions) -> None:
+        self._model, self._options = model, options
+        self._states, self._verifier, self._known, self._found_out = prepared
+        states, known, tap = self._states, self._known, self._verifier.tap
         self._own = model.states(torch.tensor([known]), (tap,))[tap][0] if known else None
         self._one_vector = states.positions != "all"
         self._engine: FastInverter | None = None
@@ -202,6 +195,8 @@ class _Inverting:
                 result = self._proved(result, one, progress)
             if result.status in ("recovered", "ambiguous"):
                 result = with_exact_reading(result)
+            if self._found_out:
+                result = as_put_back(result)
             result = without_prefix(result, len(self._known), self._model)
             yield replace(result, proposer=self._proposer, observe=place, order=self._order)
 

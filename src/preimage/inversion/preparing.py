@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,10 +27,19 @@ _SCANS = 8  # of the vocabulary at every position, that finding a rotation may c
 _proposers: WeakKeyDictionary[LanguageModel, dict[tuple[object, ...], Proposer]] = WeakKeyDictionary()
 
 
+class Prepared(NamedTuple):
+    """What an inversion works on."""
+
+    states: States  # as the model orders them
+    verifier: Verifier
+    known: tuple[int, ...]  # tokens before the first state
+    found_out: bool  # how the coordinates were changed was not known, and found out by what fits
+
+
 def prepare(
     model: LanguageModel, x: Any, layer: int | str | None, attention_mask: Any, options: InvertOptions
-) -> tuple[States, Verifier, tuple[int, ...]]:
-    """States as the model orders them, what decides about them, and the tokens known to come before them."""
+) -> Prepared:
+    """Take what came through the door, and refuse what cannot be worked on."""
     states = states_from(x, model, layer, observe=options.observe, attention_mask=attention_mask)
     at = _choose_layer(states, layer, model.n_layers)
     if options.prove and states.positions != "all":
@@ -38,10 +47,10 @@ def prepare(
     if options.prefix and states.observation.positions != "all":
         raise OptionError("A known prefix needs the states of every position.", "Leave the prefix out.")
     changed = states.observation.permuted or states.observation.rotated
-    if options.prefix and changed:
+    if changed and (options.prefix or options.prove):
+        what = "A known prefix" if options.prefix else "A proof"
         raise OptionError(
-            "A known prefix needs coordinates as the model has them.",
-            "Leave the prefix out, or their change.",
+            f"{what} needs coordinates as the model has them.", "Leave it out, or undo their change."
         )
     states.require_width(model)
     tap = states.observation.tap(at, model.n_layers)
@@ -53,7 +62,7 @@ def prepare(
     if changed:
         states = _found_out(model, states, tap, options)
         verifier = _verifier(model, states, tap, options)
-    return states, verifier, known
+    return Prepared(states, verifier, known, changed)
 
 
 def _verifier(model: LanguageModel, states: States, tap: Tap, options: InvertOptions) -> Verifier:

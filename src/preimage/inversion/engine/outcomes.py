@@ -138,6 +138,16 @@ def say_of_last(result: Inversion, tried: str) -> Inversion:
     return replace(result, unique="tested", uniqueness=words)
 
 
+def as_put_back(result: Inversion) -> Inversion:
+    """The same where how coordinates were changed was found out: by another change, others may fit."""
+    if result.status != "recovered":
+        return replace(result, complete=False)
+    words = "It fits the states put back as fits best; other ways to put them back were not all tried."
+    return replace(
+        result, status="likely", fitting=0, complete=False, unique=None, uniqueness="", reason=words
+    )
+
+
 def _expand(hypotheses: tuple[Sequence[Fit], ...]) -> tuple[int, list[tuple[int, ...]]]:
     """How many prompts fit, and the first of them: each hypothesis with its twins exchanged freely."""
     total = 0

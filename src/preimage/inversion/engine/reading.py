@@ -331,7 +331,7 @@ class _Reading:
                 break
             self._rung = max(0, rung - 1)
             told = self._levels[self._sinks[at]].told or weighed.distances[0] <= self._target.radii[at]
-            same = weighed.distances[0] == 0 and not self._target.coarse  # none can be nearer
+            same = weighed.distances[0] == 0 and self._target.low is self._target.high  # none can be nearer
             if same or (weighed.confidence >= SURE and (told or rung > 1)):
                 break
         assert weighed is not None, "a vocabulary has at least one token"
