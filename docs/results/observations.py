@@ -2,8 +2,9 @@
 
     python docs/results/observations.py MODEL PROMPTS.json OUT.jsonl CELL... [--device cuda] [--count 50]
 
-PROMPTS.json: lists of token ids, all of one length. A cell is KIND@LAYER or KIND:VALUE@LAYER; one line of
-json a cell is added to OUT. Kinds:
+PROMPTS.json: lists of token ids, all of one length. A cell is KIND@LAYER or KIND:VALUE@LAYER; a line of json
+with a row a prompt is added to OUT for a cell, or a share of its prompts; observations_page.py makes a page
+of them. Kinds:
 
     exact            float32 states, as captured
     bf16-both        states of a bfloat16 model, captured in one batch, read by it
@@ -21,12 +22,15 @@ json a cell is added to OUT. Kinds:
 """
 
 import argparse
+import collections
 import dataclasses
 import json
+import multiprocessing
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +225,7 @@ def hostile(bench: Bench, kind: str, value: str, layer: Layer) -> list[Found]:
     found = []
     for name, rows in kinds.items():
         results = preimage.invert(model, list(rows), layer)
-        print(name, tally(results), flush=True)  # noqa: T201
+        print(name, collections.Counter(one.status for one in results), flush=True)  # noqa: T201
         found += results
     return beside(found, [[] for _ in found])
 
@@ -264,40 +268,19 @@ def beside(found: list[preimage.Inversion], truth: Rows) -> list[Found]:
     return list(zip(found, truth, strict=True))
 
 
-def tally(found: list[preimage.Inversion]) -> dict[str, int]:
-    """How many results have each status."""
-    counts: dict[str, int] = {}
-    for one in found:
-        counts[one.status] = counts.get(one.status, 0) + 1
-    return counts
-
-
-def summary(found: list[Found], plain: float) -> dict[str, Any]:
-    """Shares of prompts and tokens, calibration and cost; ``plain``: seconds of a pass over a prompt."""
-    right, after, sure = [], [], []
-    for one, truth in found:
-        read = list(one.reading.token_ids)
-        same = [a == b for a, b in zip(read, truth, strict=False)] + [False] * max(0, len(truth) - len(read))
-        right += same
-        after += same[1:]
-        sure += [ok for ok, share in zip(same, one.reading.confidence, strict=False) if share >= 0.99]
-    rows = [one for one, _ in found]
-    lengths = [max(1, len(truth)) for _, truth in found]
-    costs = [one.forward_tokens / length for one, length in zip(rows, lengths, strict=True)]
+def measured(one: preimage.Inversion, truth: list[int]) -> dict[str, Any]:
+    """What one result shows: tokens read right, how many of those called sure are, and what it cost."""
+    read = list(one.reading.token_ids)
+    same = [a == b for a, b in zip(read, truth, strict=False)] + [False] * max(0, len(truth) - len(read))
+    sure = [ok for ok, share in zip(same, one.reading.confidence, strict=False) if share >= 0.99]
     return {
-        "prompts": len(found),
-        "statuses": tally(rows),
-        "exact": sum(tuple(truth) == one.reading.token_ids for one, truth in found),
-        "recovered_wrong": sum(one.status == "recovered" and one.token_ids != tuple(t) for one, t in found),
-        "tokens": round(sum(right) / max(1, len(right)), 5),
-        "tokens_after_first": round(sum(after) / max(1, len(after)), 5),
-        "sure": len(sure),
-        "sure_and_right": sum(sure),
-        "passes_median": round(statistics.median(costs), 2),
-        "passes_worst": round(max(costs), 2),
-        "time_median": round(statistics.median(one.seconds for one in rows) / plain, 2),
-        "setup_seconds": round(max(one.setup_seconds for one in rows), 2),
-    }
+        "status": one.status, "tokens": len(truth), "right": sum(same), "after_first": sum(same[1:]),
+        "exact": read == truth,
+        "wrongly_recovered": one.status == "recovered" and one.token_ids != tuple(truth),
+        "sure": len(sure), "sure_and_right": sum(sure),
+        "passes": round(one.forward_tokens / max(1, len(truth)), 2), "seconds": round(one.seconds, 3),
+        "setup": round(one.setup_seconds, 1),
+    }  # fmt: skip
 
 
 def cells(names: list[str]) -> Iterator[tuple[str, str, str, Layer]]:
@@ -308,6 +291,28 @@ def cells(names: list[str]) -> Iterator[tuple[str, str, str, Layer]]:
         yield name, kind, value, where if where == "final" else int(where)
 
 
+_BENCH: list[Bench] = []  # of this process
+
+
+def begin(path: str, device: str, prompts: Rows) -> None:
+    """Make a process ready."""
+    _BENCH[:] = [Bench(path, device, prompts)]
+
+
+def measure(name: str, first: int, last: int) -> dict[str, Any]:
+    """One cell over some of the prompts."""
+    ((_, kind, value, layer),) = cells([name])
+    bench = dataclasses.replace(_BENCH[0], prompts=_BENCH[0].prompts[first:last])
+    began, whole = time.perf_counter(), torch.tensor(bench.prompts)
+    plain = seconds_of(lambda: bench.model().states(whole, ("final",)), bench.device) / len(whole)
+    about: dict[str, Any] = {"cell": name, "first": first, "plain_seconds": round(plain, 5)}
+    if kind == "mistaken":
+        about["named"] = mistaken(bench, kind, value, int(layer))
+    else:
+        about["rows"] = [measured(*one) for one in CELLS[kind](bench, kind, value, layer)]
+    return about | {"seconds": round(time.perf_counter() - began, 1)}
+
+
 def main() -> None:
     """Measure the cells that are named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -316,27 +321,38 @@ def main() -> None:
     parser.add_argument("cells", nargs="+")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--processes", type=int, default=1, help="at once; their times are no times")
+    parser.add_argument("--share", type=int, default=50, help="prompts a process takes at once")
     parser.add_argument("--commit", default="", help="where this is not run in its repository")
     given = parser.parse_args()
     prompts = json.loads(Path(given.prompts).read_text())[: given.count]
-    bench = Bench(given.model, given.device, prompts)
-    machine = hardware(torch.device(given.device))
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    whole = torch.tensor(prompts)
-    bench.model().module(whole.to(given.device))
-    plain = seconds_of(lambda: bench.model().states(whole, ("final",)), given.device) / len(prompts)
-    for name, kind, value, layer in cells(given.cells):
-        began = time.perf_counter()
-        about = {"cell": name, "commit": given.commit or commit.stdout.strip(), "hardware": machine,
-                 "tokens_a_prompt": len(prompts[0]), "plain_seconds": plain}  # fmt: skip
-        if kind == "mistaken":
-            about["named"] = mistaken(bench, kind, value, int(layer))
-        else:
-            about |= summary(CELLS[kind](bench, kind, value, layer), plain)
-        about["seconds"] = round(time.perf_counter() - began, 1)
-        print(json.dumps(about | {"hardware": ""}), flush=True)  # noqa: T201
-        with Path(given.out).open("a") as file:
-            file.write(json.dumps(about) + "\n")
+    about = {"commit": given.commit or commit.stdout.strip(), "processes": given.processes,
+             "hardware": hardware(torch.device(given.device)),
+             "tokens_a_prompt": len(prompts[0])}  # fmt: skip
+    pieces = [
+        (name, first, min(first + given.share, len(prompts)))
+        for name in given.cells
+        for first in range(0, 1 if name.startswith("mistaken") else len(prompts), given.share)
+    ]
+    with ProcessPoolExecutor(
+        given.processes, multiprocessing.get_context("spawn"), begin, (given.model, given.device, prompts)
+    ) as pool:
+        for done in as_completed([pool.submit(measure, *piece) for piece in pieces]):
+            found = done.result()
+            with Path(given.out).open("a") as file:
+                file.write(json.dumps(found | about) + "\n")
+            rows = found.get("rows", [])
+            print(  # noqa: T201
+                found["cell"], found["first"], f"{found['seconds']} s", *map(str, found.get("named", [])),
+                f"{sum(r['exact'] for r in rows)} of {len(rows)}",
+                f"{sum(r['right'] for r in rows)} of {sum(r['tokens'] for r in rows)}",
+                f"after first {sum(r['after_first'] for r in rows)}",
+                f"sure {sum(r['sure_and_right'] for r in rows)} of {sum(r['sure'] for r in rows)}",
+                f"passes {statistics.median([r['passes'] for r in rows] or [0])}",
+                collections.Counter(r["status"] for r in rows),
+                "WRONG" if any(r["wrongly_recovered"] for r in rows) else "", flush=True,
+            )  # fmt: skip
 
 
 if __name__ == "__main__":

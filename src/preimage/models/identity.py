@@ -52,9 +52,11 @@ def weight_hash(backbone: nn.Module) -> str:
 
 def _tensor_digest(name: str, tensor: Tensor) -> bytes:
     digest = hashlib.sha256(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+    from preimage.models.coded import parts_of
     from preimage.storage.tensor_file import tensor_bytes  # which imports torch
 
-    digest.update(tensor_bytes(tensor))
+    for part in parts_of(tensor):
+        digest.update(tensor_bytes(part))
     return digest.digest()
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from preimage.layers import Layer
 from preimage.models.anatomy import Anatomy, block_input, block_output, discover
+from preimage.models.coded import is_coded
 from preimage.models.identity import ModelIdentity, alterations, fingerprint, weight_hash
 from preimage.models.lifting import entering
 from preimage.models.locating import ModelFiles
@@ -137,7 +138,7 @@ class LanguageModel:
         now = fingerprint(self.module, self.anatomy.embedding)
         if now != self._fingerprint:
             self._edition, self._fingerprint = self._edition + 1, now
-            for name in ("_identity", "_embedding_table"):
+            for name in ("_identity", "_embedding_table", "_decoded_head"):
                 self.__dict__.pop(name, None)
 
     @property
@@ -238,7 +239,13 @@ class LanguageModel:
         weight = getattr(head, "weight", None)
         if weight is None or weight.shape[0] < self.vocab_size or weight.shape[1] != self.d_model:
             return None
-        table: Tensor = weight.detach()[: self.vocab_size]
+        table = self._decoded_head if is_coded(weight) else weight.detach()
+        return table[: self.vocab_size]
+
+    @cached_property
+    def _decoded_head(self) -> Tensor:
+        head: Any = self.module.get_output_embeddings()  # type: ignore[operator]  # PreTrainedModel's
+        table: Tensor = head.weight.dequantize()
         return table
 
     def prefix(self, tap: Tap) -> Prefix:

@@ -55,7 +55,7 @@ class Evidence:
                 looks[index] = one
         decided: dict[int, tuple[Inversion, bool]] = {}
         for index, look in enumerate(looks):
-            if look.words:
+            if look.words and not (look.foreign and self._coarse(observed[index])):
                 reading = self._read_as(look, observed[index], budgets[index])
                 decided[index] = replace(results[index], reading=reading, reason=look.words), True
         left = [index for index in range(len(results)) if index not in decided]
@@ -68,6 +68,10 @@ class Evidence:
         for index, read in zip(left, reads, strict=True):
             decided[index] = self._decided(results[index], read, looks[index], len(settled[index]))
         return [decided[index] for index in range(len(results))]
+
+    def _coarse(self, observed: Float[Tensor, "position d"]) -> bool:
+        """Whether so few bits were kept of most states that what they have in common is lost too."""
+        return 2 * self._verifier.target(observed).coarse > len(observed)
 
     def _decided(
         self, result: Inversion, read: Read, looks: Diagnosis, settled: int
