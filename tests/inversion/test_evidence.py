@@ -13,7 +13,7 @@ from preimage import Observation
 from preimage.inversion.engine import evidence, fast, reading
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.evidence import Level, noise_of_residual, weigh
-from preimage.inversion.engine.reading import Reader
+from preimage.inversion.engine.reader import Reader
 from preimage.inversion.engine.verifier import Verifier
 from preimage.inversion.proposers.registry import build_proposer
 from preimage.inversion.proposers.statistics import Statistics, statistics_of, tilt_of

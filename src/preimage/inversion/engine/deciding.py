@@ -13,7 +13,7 @@ from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.diagnosis import Diagnosis, diagnose
 from preimage.inversion.engine.evidence import Read
 from preimage.inversion.engine.judgement import cautious, judge, stands_out
-from preimage.inversion.engine.reading import Reader
+from preimage.inversion.engine.reader import Reader
 from preimage.inversion.engine.verifier import Verifier
 from preimage.inversion.proposers.registry import build_proposer
 from preimage.inversion.proposers.standard import Proposer

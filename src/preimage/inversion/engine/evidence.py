@@ -36,6 +36,7 @@ _UNTRIED = 0.15, 16.0  # the chance that the right token is not among so many tr
 _ALIKE = 0.15, 0.02  # log of how much nearer one wrong token is than the next: its scale, its least chance
 _LEAST = 0.6  # of its usual length, that noise never falls short of
 _SEED = 4  # positions that what was seen of noise beforehand counts for
+_STRANGE, _STRANGELY = 4.0, 0.25  # spreads above it, and more in any case, that none is off
 _USUAL = 1.5  # spreads above the centre up to which a distance is that of a right token
 
 
@@ -95,6 +96,11 @@ class Level:
         if not self.logs:
             return False
         return math.log(max(relative, 1e-30)) <= _median(self.logs) + _USUAL * self.spread
+
+    def strange(self, relative: float) -> bool:
+        """Whether no right candidate was nearly as far as this."""
+        above = math.log(max(relative, 1e-30)) - _median(self.logs)
+        return above > max(_STRANGE * self.spread, _STRANGELY)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from preimage.devices import by_device
 from preimage.inversion.engine.apartness import Apartness
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
+from preimage.inversion.engine.first_states import first_states
 from preimage.inversion.engine.jobs import Job, replaced
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.policies import Policy, RankedPolicy
@@ -301,6 +302,8 @@ class FastInverter:
             most = min(most, by_device(_PATIENCE, self._model.device))
         while nearest is None and len(known) < most and len(ids := policy.propose(torch.isinf(tested))):
             ids = ids[: job.budget.tests_left]
+            if at == 0 and len(known) > _SCANNED:  # the same for every prompt: computed once
+                first_states(self._model, self._verifier.tap, patiently=True)
             self._verifier.test(prefix, ids, job.target[at], tested, job.budget)
             known.update(zip(ids.tolist(), tested[ids].tolist(), strict=True))
             nearest = job.nearest(at)

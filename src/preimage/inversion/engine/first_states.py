@@ -16,21 +16,32 @@ from preimage.devices import BATCH_TOKENS, by_device
 from preimage.models import LanguageModel
 from preimage.observations import Tap
 
-_MOST = {"cpu": 4096, "cuda": 2**18}  # tokens of a vocabulary that is run for them
+_MOST = {"cpu": 4096, "cuda": 2**18}  # tokens of a vocabulary that is run for them at once
+_BYTES = 2**30  # that are kept
 _known: WeakKeyDictionary[LanguageModel, dict[tuple[int, Tap], Tensor]] = WeakKeyDictionary()
 
 
-def first_states(model: LanguageModel, tap: Tap) -> Float[Tensor, "vocabulary d"] | None:
-    """The states of all tokens; None where computing them takes too long. Kept for a model in memory."""
-    if model.vocab_size > by_device(_MOST, model.device):
+def first_states(
+    model: LanguageModel, tap: Tap, *, patiently: bool = False
+) -> Float[Tensor, "vocabulary d"] | None:
+    """The states of all tokens, kept for a model in memory; None where computing them takes too long.
+
+    ``patiently``: unless they take too much memory. The pass is then counted as the prompt's that asked.
+    """
+    if (known := known_first_states(model, tap)) is not None:
+        return known
+    few = model.vocab_size <= by_device(_MOST, model.device)
+    small = 4 * model.vocab_size * model.width(tap) <= _BYTES
+    if not (small if patiently else few):
         return None
-    known = _known.setdefault(model, {})
-    key = model.edition, tap
-    if key not in known:
-        counted = model.forward_tokens
-        ids = torch.arange(model.vocab_size)[:, None]
-        parts = ids.split(by_device(BATCH_TOKENS, model.device))
-        known.clear()  # of one place at a time
-        known[key] = torch.cat([model.states(part, (tap,))[tap][:, 0] for part in parts])
-        model.forward_tokens = counted
-    return known[key]
+    counted = model.forward_tokens
+    parts = torch.arange(model.vocab_size)[:, None].split(by_device(BATCH_TOKENS, model.device))
+    states = torch.cat([model.states(part, (tap,))[tap][:, 0] for part in parts])
+    _known[model] = {(model.edition, tap): states}  # of one place at a time
+    model.forward_tokens = counted if few else model.forward_tokens
+    return states
+
+
+def known_first_states(model: LanguageModel, tap: Tap) -> Float[Tensor, "vocabulary d"] | None:
+    """The same where they have been computed."""
+    return _known.get(model, {}).get((model.edition, tap))

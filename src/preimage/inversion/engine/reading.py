@@ -19,8 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from preimage.devices import by_device
-from preimage.inversion.engine.apartness import Apartness
-from preimage.inversion.engine.asking import Answers, Asking, Branches, Expected, Rows
+from preimage.inversion.engine.asking import Asking, Branches, Expected, Rows
 from preimage.inversion.engine.beginnings import Beginnings
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.evidence import Level, Noise, Read, Weighed, noise_of_residual, weigh
@@ -28,6 +27,7 @@ from preimage.inversion.engine.expectation import candidates
 from preimage.inversion.engine.first_states import first_states
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.second_look import look_again
+from preimage.inversion.engine.trial import Trial
 from preimage.inversion.engine.verifier import Target, Verifier
 from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.proposers.standard import Proposer
@@ -46,46 +46,13 @@ _NOISY = 4.0  # a distance of one in so many radii is noise in any case
 _FOLLOWERS = 8  # positions by which the beginning of a prompt is settled
 _KEPT = 1024  # first tokens that are remembered of a whole vocabulary
 _AT_ONCE = 16384  # states compared at once
+_SCANS, _SCANNED = 4, 4096  # scans of a vocabulary in one prompt, and how many of its tokens at once
+_APART = 3.0  # times as far as the likeliest are others of a right token that noise has moved far off
+_SEVERAL = 16  # positions read, of which many are sure if the states are of a prompt
 _UNREAD = 0.3  # confidence in what is only proposed
 
 
-class Reader:
-    """Reads prompts at one place of a model."""
-
-    def __init__(self, model: LanguageModel, verifier: Verifier, proposer: Proposer, known: int = 0) -> None:
-        self._model, self._verifier, self._proposer = model, verifier, proposer
-        self._known = known  # first positions that were not observed: their tokens are known
-        self._answers = Answers(model, verifier, Apartness(model, verifier))
-
-    def read(
-        self,
-        observed: Sequence[Float[Tensor, "_ d"]],
-        budgets: Sequence[Budget],
-        known: Sequence[Sequence[int]],
-        fitting: Sequence[Sequence[int]] | None = None,
-    ) -> list[Read]:
-        """The likeliest prompts behind some known tokens each; what a budget leaves unread is proposed.
-
-        ``fitting``: first tokens that were found to fit, where others may too: they are proposed.
-        """
-        fitting = [()] * len(observed) if fitting is None else fitting
-        with torch.inference_mode():
-            return self._answers.drive(
-                [self._reading(*one) for one in zip(observed, budgets, known, fitting, strict=True)]
-            )
-
-    def _reading(
-        self, observed: Tensor, budget: Budget, known: Sequence[int], fitting: Sequence[int]
-    ) -> Asking[Read]:
-        observed = observed.to(self._model.device)
-        target = self._verifier.target(observed[self._known :])
-        if self._known:
-            target = self._verifier.behind(observed[: self._known], target)
-        reading = _Reading(self._model, self._verifier, self._proposer, observed, target, fitting)
-        return reading.run(budget, list(known))
-
-
-class _Reading:
+class PromptReading:
     """One prompt being read."""
 
     def __init__(
@@ -118,6 +85,7 @@ class _Reading:
         self._likely: list[int] = []  # first tokens, where the whole vocabulary was weighed there
         self._rung = 0  # of the ladder, at which the next doubtful position begins
         self._lost = 0  # positions in a row at which not even the whole ladder helped
+        self._scans = 0  # positions at which the whole vocabulary was tried
 
     def _propose(self, states: Float[Tensor, "position d"]) -> None:
         valid = torch.ones(1, len(states), dtype=torch.bool, device=states.device)
@@ -307,26 +275,18 @@ class _Reading:
     def _decide(self, at: int, budget: Budget) -> Asking[None]:
         """Try candidates at one position, ever more of them, until one is sure; take the likeliest."""
         scores = self._scores.at(self._scores.row(0, at))[0].log_softmax(dim=0)
-        tried: list[int] = []
-        distances, states = torch.empty(0), torch.empty(0)
-        weighed, prior = None, torch.zeros_like(scores)
-        ladder = by_device(_LADDER, self._model.device)[: 1 if self._lost >= _LOST else None]
+        trial, prior = Trial(), torch.zeros_like(scores)
+        weighed = None
+        ladder = by_device(_LADDER, self._model.device)[: 1 if self._is_hopeless(at) else None]
         for rung in range(min(self._rung, len(ladder) - 1), len(ladder)):
             if rung >= by_device(_EXPECTED, self._model.device):
                 expected = yield Expected(self._ids[:at])
                 prior = prior if expected is None else expected
-            fresh = candidates(scores, prior, ladder[rung], tried)
+            fresh = candidates(scores, prior, ladder[rung], trial.tokens)
             own = _ITSELF * scores if at == 0 else prior
             while fresh:  # and what the likeliest of them could be mistaken for
-                budget.check(len(fresh))
-                places = torch.full((len(fresh),), at)
-                _, seen = yield Branches(self._ids[:at], at, places, torch.tensor(fresh))
-                distances = torch.cat([distances, self._away(self._target[at], seen)])
-                states = torch.cat([states.to(seen), seen]) if len(states) else seen
-                budget.tests += len(fresh)
-                tried += fresh
-                weighed = self._weigh(at, tried, distances, own[tried].cpu())
-                fresh = self._mistakable(weighed.tokens[0], tried)
+                weighed = yield from self._try(at, fresh, trial, own, budget)
+                fresh = self._mistakable(weighed.tokens[0], trial.tokens)
             if weighed is None:
                 break
             self._rung = max(0, rung - 1)
@@ -335,9 +295,41 @@ class _Reading:
             if same or (weighed.confidence >= SURE and (told or rung > 1)):
                 break
         assert weighed is not None, "a vocabulary has at least one token"
+        while self._is_strange(at, weighed) and len(trial.tokens) < self._model.vocab_size:
+            self._scans += len(trial.tokens) <= ladder[-1] + _ALIKE  # the first part of it
+            fresh = candidates(scores, prior, len(trial.tokens) + _SCANNED, trial.tokens)
+            weighed = yield from self._try(at, fresh, trial, own, budget)
         self._lost = self._lost + 1 if weighed.confidence < _NO_IDEA else 0
-        self._tests[at] += len(tried)
-        self._settle(at, weighed, states[tried.index(weighed.tokens[0])])
+        self._tests[at] += len(trial.tokens)
+        self._settle(at, weighed, trial.state(weighed.tokens[0]))
+
+    def _try(self, at: int, tokens: list[int], trial: Trial, own: Tensor, budget: Budget) -> Asking[Weighed]:
+        """Try more candidates at a position, and weigh them with those that were tried."""
+        budget.check(len(tokens))
+        places = torch.full((len(tokens),), at)
+        _, seen = yield Branches(self._ids[:at], at, places, torch.tensor(tokens))
+        budget.tests += len(tokens)
+        trial.add(tokens, self._away(self._target[at], seen), seen)
+        return self._weigh(at, trial.tokens, trial.distances, own[trial.tokens].cpu())
+
+    def _is_strange(self, at: int, weighed: Weighed) -> bool:
+        """Whether the likeliest token is far further off than right ones are, and hardly nearer than others.
+
+        Then the right one may be one that a proposer ranks low, and the whole vocabulary is worth a scan.
+        """
+        level = self._levels[self._sinks[at]]
+        second = min(weighed.distances[1:], default=math.inf)
+        alone = second > _APART * weighed.distances[0]
+        return (
+            level.told and not alone and self._scans < _SCANS and level.strange(self._relative(at, weighed))
+        )
+
+    def _is_hopeless(self, at: int) -> bool:
+        """Whether so little is sure, though there is no white noise, that more candidates hardly help."""
+        read = [one for one in self._weighed[:at] if one is not None]
+        unsure = sum(one.confidence < SURE for one in read)
+        mixed = len(read) >= _SEVERAL and 2 * unsure > len(read) and not self._levels[False].white
+        return mixed or self._lost >= _LOST
 
     def _is_usual(self, at: int) -> bool:
         """Whether a settled position is no further from what was seen than others are."""

@@ -22,6 +22,7 @@ from preimage.distances import norms
 from preimage.errors import OptionError
 from preimage.inversion.baselines.published import UncachedPrefix
 from preimage.inversion.engine.budget import Budget
+from preimage.inversion.engine.first_states import known_first_states
 from preimage.layers import Layer
 from preimage.models import LanguageModel, Prefix
 from preimage.observations import Observation, Site, Tap
@@ -211,7 +212,11 @@ class Verifier:
         self, prefix: CandidatePrefix, ids: Int[Tensor, " candidate"], target: Target
     ) -> Float[Tensor, " candidate"]:
         """How far F(v; prefix, t) of every candidate v is from the target, on the CPU."""
-        return target.away(self.observe(prefix.try_tokens(ids))).cpu()
+        first = None
+        if isinstance(prefix, Prefix) and not len(prefix):
+            first = known_first_states(self._model, self.tap)
+        states = prefix.try_tokens(ids) if first is None else first[ids.to(first.device)]
+        return target.away(self.observe(states)).cpu()
 
     def test(
         self,
