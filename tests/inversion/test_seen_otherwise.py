@@ -395,6 +395,25 @@ def test_one_row_and_states_objects() -> None:
     assert [fit.position.token_id for fit in outcome.hypotheses[0]] == [7]
 
 
+def test_a_second_token_that_fits_by_chance_is_taken_back() -> None:
+    """Two tokens have the same length, and the same angle with the first: what follows tells them apart."""
+    module = build("llama")
+    embedding = module.get_input_embeddings().weight
+    with torch.no_grad():
+        first = embedding[3].double() / embedding[3].double().norm()
+        along = (embedding[7].double() @ first) * first
+        across = embedding[7].double() - along
+        other = turned(across[None].float())[0].double()
+        other -= (other @ first) * first
+        embedding[8] = (along + other * (across.norm() / other.norm())).float()
+    model = preimage.load(module)
+    for second in (7, 8):
+        ids = [3, second, 1, 12, 5, 9]
+        rows = turned(rows_of(model, ids, layer=0))
+        (result,) = preimage.invert(model, rows, 0, observe=Observation(rotated=True))
+        assert (result.status, list(result.token_ids)) == ("likely", ids)
+
+
 @pytest.mark.parametrize("change", ["rotated", "permuted"])
 def test_a_change_that_was_found_out_certifies_nothing(change: str) -> None:
     """The second half of the tokens is the first half, changed: two prompts fit, each by its own change."""

@@ -10,7 +10,7 @@ the rest is filled in.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -31,6 +31,7 @@ _ALL = 2**31
 _ROUNDS = ((512, 512, 512), (_ALL, _ALL, 2048), (_ALL, _ALL, _ALL))
 _FEWEST = 4  # states of one prompt, without which lengths and angles may agree by chance
 _BATCHES = (8, 64, 512)  # candidates tried first, most likely first
+_CERTAIN = 16  # directions by which no other token fits
 _BLURRED = 1e4  # noise over that of one state beyond which a direction is not used
 
 
@@ -77,6 +78,11 @@ class _Directions:
         """Take in one state, as it is computed and as it was seen."""
         self.plain = torch.cat([self.plain, plain[None].double().cpu()])
         self.seen = torch.cat([self.seen, seen[None].double().cpu()])
+        self._find()
+
+    def drop(self) -> None:
+        """Leave out the state taken in last."""
+        self.plain, self.seen = self.plain[:-1], self.seen[:-1]
         self._find()
 
     def _find(self) -> None:
@@ -148,38 +154,58 @@ class _Reading:
         """Read all prompts; None where no token makes a state of them, of so many tried as the second."""
         directions = _Directions(self._states[0].shape[1], self._noise)
         for number, rows in enumerate(self._states):
-            prefix, ids = self._model.prefix(self._verifier.tap), list[int]()
-            for at, seen in enumerate(rows):
-                if number == at == 0:
-                    token: int | None = first
-                else:
-                    most = seconds if number == 0 and at == 1 else self._model.vocab_size
-                    token = self._next(prefix, ids, directions, rows, at, most)
-                if token is None:
-                    return None
-                ids.append(token)
-                directions.add(self._verifier.observe(prefix.extend(torch.tensor([token])))[0], seen)
+            if not self._read(rows, directions, None if number else first, seconds):
+                return None
         return directions
 
-    def _next(
+    def _read(
+        self, rows: Float[Tensor, "position d"], directions: _Directions, first: int | None, seconds: int
+    ) -> bool:
+        """Read one prompt. While few directions are known, another token than the right one may fit.
+
+        So from a position at which none does it is gone back to the last one that has another.
+        """
+        prefix, ids = self._model.prefix(self._verifier.tap), list[int]()
+        found: list[Iterator[int]] = []  # tokens that fit, at every position read and the next
+        while len(ids) < len(rows):
+            at = len(ids)
+            if len(found) == at:
+                most = seconds if first is not None and at == 1 else self._model.vocab_size
+                if first is not None and at == 0:
+                    found.append(iter([first]))
+                else:
+                    found.append(self._fitting(prefix, ids, directions, rows, most))
+            token = next(found[at], None)
+            if token is not None:
+                ids.append(token)
+                directions.add(self._verifier.observe(prefix.extend(torch.tensor([token])))[0], rows[at])
+                continue
+            if at == 0 or len(directions.plain) > _CERTAIN:
+                return False
+            found.pop()
+            ids.pop()
+            directions.drop()
+            prefix.crop(len(ids))
+        return True
+
+    def _fitting(
         self,
         prefix: Prefix,
         ids: list[int],
         directions: _Directions,
         rows: Float[Tensor, "position d"],
-        at: int,
         most: int,
-    ) -> int | None:
-        """The token at a position behind those read: the nearest of the first batch in which one fits."""
-        order, done = self._order(ids, directions, rows, at)[:most], 0
+    ) -> Iterator[int]:
+        """Tokens that fit behind those read, as they are found; of a batch, the nearest first."""
+        at, done = len(ids), 0
+        order = self._order(ids, directions, rows, at)[:most]
         while done < len(order):
             size = next((size for size in _BATCHES if size > done), prefix.max_candidates)
             some = order[done : done + min(size, prefix.max_candidates)]
             away = self._test(prefix, some, directions, rows[at])
             done += len(some)
-            if bool((away <= 1).any()):
-                return int(some[away.argmin()])
-        return None
+            for index in away.argsort()[: int((away <= 1).sum())].tolist():
+                yield int(some[index])
 
     def _test(
         self, prefix: Prefix, ids: Int[Tensor, " candidate"], directions: _Directions, seen: Tensor
