@@ -50,6 +50,9 @@ MaskKey = Annotated[
     str | None,
     typer.Option(help="The name of the attention mask beside them; default: attention_mask, mask."),
 ]
+ScaleKey = Annotated[
+    str | None, typer.Option(help="The name of the scales of 8-bit codes; default: their own with _scale.")
+]
 Observe = Annotated[str | None, typer.Option(help=f"What was seen: {', '.join(PLACES)}; default: residual.")]
 Stored = Annotated[
     str | None, typer.Option(help=f"The type it was kept in: {', '.join(STORED)}; default: found out.")
@@ -74,6 +77,7 @@ class StatesChoice:
     rotary: str | None = None
     permuted: bool = False
     rotated: bool = False
+    scale_key: str | None = None
 
     def refuse(self, *names: str, hint: str) -> None:
         """Refuse these options where they were given."""
@@ -107,7 +111,7 @@ class StatesChoice:
             observation.tap(at, prepared.known.n_layers)
         from preimage.states import IN_A_CACHE, read_states_file, states_from
 
-        held = read_states_file(path, self.key, self.mask_key, at)
+        held = read_states_file(path, self.key, self.mask_key, at, self.scale_key)
         in_a_cache = self.observe in IN_A_CACHE or isinstance(held.states, list)
         sizes = prepared.model if in_a_cache else prepared.known
         states = states_from(held.states, sizes, at, observe=observation, attention_mask=held.mask)

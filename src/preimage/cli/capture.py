@@ -39,18 +39,24 @@ def capture(
     layer: Annotated[str | None, typer.Option(help="The layer of --from-tensor.")] = None,
     key: arg.Key = None,
     mask_key: arg.MaskKey = None,
+    scale_key: arg.ScaleKey = None,
     dtype: arg.Dtype = "float32",
     device: arg.Device = "auto",
     json: arg.Json = False,
 ) -> None:
     """Run prompts through a model and keep their hidden states in a bundle."""
     told = arg.StatesChoice(
-        key, mask_key, observe, rotary=rotary, positions=None if positions == "all" else positions
+        key,
+        mask_key,
+        observe,
+        rotary=rotary,
+        positions=None if positions == "all" else positions,
+        scale_key=scale_key,
     )
     if from_tensor is not None:
         _from_tensor(from_tensor, layer, told, model, out, json)
         return
-    told.refuse("key", "mask_key", hint="Give --from-tensor.")
+    told.refuse("key", "mask_key", "scale_key", hint="Give --from-tensor.")
     observation = Observation(observe or "residual", rotary or "after")
     if layer is not None:
         raise OptionError("--layer goes with --from-tensor.", "Use --layers to choose layers.")

@@ -46,6 +46,7 @@ def invert(
     layer: Annotated[str | None, typer.Option(help="The layer to invert from.")] = None,
     key: arg.Key = None,
     mask_key: arg.MaskKey = None,
+    scale_key: arg.ScaleKey = None,
     observe: arg.Observe = None,
     stored: arg.Stored = None,
     positions: arg.SeenPositions = None,
@@ -76,7 +77,7 @@ def invert(
         max_tests=max_tests, timeout=timeout, published_cost=published_cost, prefix=prefix or "",
     )  # fmt: skip
     choice = arg.PromptChoice(text, prompts, count, length, seed, bos)
-    told = arg.StatesChoice(key, mask_key, observe, stored, positions, rotary, permuted, rotated)
+    told = arg.StatesChoice(key, mask_key, observe, stored, positions, rotary, permuted, rotated, scale_key)
     manifest = _check_source(path, choice, told, layer, prefix)
     made_by = (manifest or {}).get("model") or {}
     prepared = Preparation(model or made_by.get("name") or "smollm2", dtype=dtype, device=device)
@@ -116,7 +117,7 @@ def _check_source(
     if path.suffix and not path.is_dir():
         told.check(path, layer)
         return None
-    told.refuse("key", "mask_key", hint="A bundle says where its states are; leave it out.")
+    told.refuse("key", "mask_key", "scale_key", hint="A bundle says where its states are; leave it out.")
     _ = told.observation  # which refuses what is no observation
     return read_manifest(path)
 

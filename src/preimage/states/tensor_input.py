@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from preimage.errors import LayerError, StatesError, first_line
+from preimage.states.scales import is_beside, multiplied, scale_of, zero_of
 from preimage.storage.tensor_file import TensorFileReader
 
 MASKS = ("attention_mask", "mask")  # names by which a mask is known
@@ -38,12 +39,18 @@ class StatesFile(NamedTuple):
 
 
 def read_states_file(
-    path: str | Path, key: str | None = None, mask_key: str | None = None, layer: int | str | None = None
+    path: str | Path,
+    key: str | None = None,
+    mask_key: str | None = None,
+    layer: int | str | None = None,
+    scale_key: str | None = None,
 ) -> StatesFile:
     """The states in a file, and the attention mask beside them.
 
     ``key`` names the states where a file holds several tensors; else a name such as ``hidden_states.15``
     that says ``layer``. ``mask_key`` names the mask; else ``attention_mask`` or ``mask``, if one is there.
+    Codes of 8 bits are multiplied by their scales: those of ``scale_key``, else of the same name with
+    ``_scale`` behind it, or ``scale``; zero points likewise.
     """
     path = Path(path)
     if not path.is_file():
@@ -56,12 +63,15 @@ def read_states_file(
         )
     held = read(path)
     if not isinstance(held, _Named):
-        if key is not None or mask_key is not None:
+        if key is not None or mask_key is not None or scale_key is not None:
             raise StatesError(f"{path.name} holds nothing by a name.", "Leave out the key.")
         return StatesFile(held, None, None)
     mask = _choose_mask(path, held.names, mask_key)
-    name = _choose(path, [one for one in held.names if one not in (mask, *MASKS)], held.names, key, layer)
-    return StatesFile(held.get(name), None if mask is None else _tensor(path, held.get(mask)), name)
+    beside = (mask, scale_key, *MASKS)
+    states = [one for one in held.names if one not in beside and not is_beside(one)]
+    name = _choose(path, states, held.names, key, layer)
+    found = _decoded(path, held, name, scale_key)
+    return StatesFile(found, None if mask is None else _tensor(path, held.get(mask)), name)
 
 
 class _Named(NamedTuple):
@@ -69,6 +79,23 @@ class _Named(NamedTuple):
 
     names: list[str]
     get: Callable[[str], Held]
+
+
+def _decoded(path: Path, held: _Named, name: str, scale_key: str | None) -> Held:
+    """The states of a name; codes are multiplied by the scales beside them."""
+    found = held.get(name)
+    scale = scale_key or scale_of(name, held.names)
+    if scale_key is not None and scale_key not in held.names:
+        raise StatesError(f"{path.name} holds no tensor {scale_key!r}.", _name_one(held.names, "--scale-key"))
+    if scale is None or not isinstance(found, Tensor) or found.dtype.itemsize > 1:
+        if scale_key is not None:
+            raise StatesError(f"{name!r} holds no codes of 8 bits.", "Leave out --scale-key.")
+        return found
+    zero = zero_of(name, held.names)
+    parts = [None if one is None else held.get(one) for one in (scale, zero)]
+    if not all(part is None or isinstance(part, Tensor) for part in parts):
+        raise StatesError(f"The scales in {path.name} are a list.", "Save one tensor of them.")
+    return multiplied(found, *parts)  # type: ignore[arg-type]  # tensors, see above
 
 
 def _choose_mask(path: Path, names: list[str], mask_key: str | None) -> str | None:
@@ -126,9 +153,7 @@ def _from_safetensors(path: Path) -> _Named:
 
     def get(name: str) -> Tensor:
         shape = reader.shapes[name]
-        if not shape:
-            raise StatesError(f"{name!r} is a single number.", "Give positions x d_model.")
-        return reader.rows(name, 0, shape[0])
+        return reader.rows(name, 0, shape[0]) if shape else reader.number(name)
 
     return _Named(sorted(reader.shapes), get)
 

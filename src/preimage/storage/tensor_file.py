@@ -81,6 +81,11 @@ class TensorFileReader:
         part: Tensor = self._file.get_slice(name)[start:stop]
         return part
 
+    def number(self, name: str) -> Tensor:
+        """A tensor without axes."""
+        one: Tensor = self._file.get_tensor(name)
+        return one
+
 
 def file_bytes(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> int:
     """Size of the whole file a :class:`TensorFileWriter` lays out."""
