@@ -49,7 +49,7 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	# apart, for one test: transformers imports torchao wherever it finds it, and every command would warn
+	# apart, for a few tests: transformers imports torchao wherever it finds it, and every command would warn
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		--upgrade --no-deps --target $(VENV)/quant torchao
 	@touch $(READY)

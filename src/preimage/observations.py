@@ -51,7 +51,8 @@ class Observation:
     them, or all in an unknown order (``shuffled``). ``kept``: the coordinates that were kept, in their order;
     all of them in another order is a known permutation. ``permuted``: coordinates in an unknown order, the
     same at every position. ``rotation``: a known orthogonal matrix R; rows h were turned into h R.
-    ``rotated``: turned so by an unknown one, the same at every position.
+    ``rotated``: turned so by an unknown one, the same at every position. ``at``: the positions whose states
+    were kept, counted from 0 and ascending, the same of every prompt; None: all.
 
     >>> from preimage import Observation
     >>> Observation("keys", stored="int8").tap(15, n_layers=30)
@@ -66,6 +67,7 @@ class Observation:
     permuted: bool = False
     rotation: Any = None
     rotated: bool = False
+    at: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
@@ -89,6 +91,24 @@ class Observation:
                 "rotated is for an unknown rotation, the same at all positions.",
                 "Leave out kept, rotation, permuted and positions, or rotated.",
             )
+
+        if self.at is not None:
+            self._check_at(self.at)
+
+    def _check_at(self, at: tuple[int, ...]) -> None:
+        ascending = all(isinstance(one, int) and one >= 0 for one in at) and list(at) == sorted(set(at))
+        if not at or not ascending:
+            raise OptionError(f"Positions {at!r} are not ascending.", "Count them from 0, each once.")
+        if self.positions != "all" or self.permuted or self.rotated:
+            raise OptionError(
+                "Some positions alone need their states as the model has them, one a position.",
+                "Leave out positions, permuted and rotated, or at.",
+            )
+
+    @property
+    def gaps(self) -> bool:
+        """Whether the states of some positions are missing before the last one kept."""
+        return self.at is not None and self.at != tuple(range(len(self.at)))
 
     @classmethod
     def of(cls, given: str | Observation | None) -> Observation:
@@ -127,8 +147,10 @@ class Observation:
     def from_dict(cls, told: dict[str, Any]) -> Observation:
         """The inverse of :attr:`where`; what is not told is as the library captures it."""
         known = {name: told[name] for name in cls().where if name in told}
-        kept = known.get("kept")
-        return cls(**(known | {"kept": None if kept is None else tuple(map(int, kept))}))
+        for name in ("kept", "at"):
+            if known.get(name) is not None:
+                known[name] = tuple(map(int, known[name]))
+        return cls(**known)
 
     @property
     def plain(self) -> bool:

@@ -81,6 +81,27 @@ def test_files_without_names(outputs: Any, document: Any, model: str, tmp_path: 
     assert (code, found["error"]["code"]) == (2, "bad_layer")
 
 
+def test_codes_with_scales_and_missing_positions(
+    outputs: Any, document: Any, model: str, tmp_path: Path
+) -> None:
+    passed, mask = outputs
+    row = passed.hidden_states[2][0][mask[0].bool()]
+    scale = row.abs().amax(dim=1, keepdim=True) / 127
+    codes = (row / scale).round().to(torch.int8).numpy()
+    np.savez(tmp_path / "own.npz", h=codes, h_scale=scale.numpy())
+    np.savez(tmp_path / "named.npz", h=codes, factors=scale.numpy())
+    for name, more in (("own.npz", []), ("named.npz", ["--scale-key", "factors"])):
+        code, found = document("invert", tmp_path / name, "--layer", 2, "--model", model, *more)
+        assert (code, found["results"][0]["text"]) == (0, f"<s>{TEXTS[0]}")
+    kept = [place for place in range(len(row)) if place != 1]
+    np.save(tmp_path / "some.npy", row[kept].numpy())
+    told = ",".join(map(str, kept))
+    code, found = document("invert", tmp_path / "some.npy", "--layer", 2, "--at", told, "--model", model)
+    result = found["results"][0]
+    assert (code, result["status"], result["text"]) == (0, "likely", f"<s>{TEXTS[0]}")
+    assert found["observation"]["at"] == kept
+
+
 def test_a_file_continues_its_run(outputs: Any, document: Any, model: str, tmp_path: Path) -> None:
     passed, mask = outputs
     path = write(tmp_path, "npz", {"h": passed.hidden_states[1], "mask": mask})
@@ -120,6 +141,11 @@ BAD: dict[str, tuple[list[object], str]] = {
     "code": (["code.pt", "--layer", 1], "code.pt cannot be read as plain tensors: UnpicklingError."),
     "hole": (["hole.npz", "--layer", 1], "The attention mask has a hole in prompt 0."),
     "text with a place": (["--text", "x", "--observe", "kv"], "--observe cannot be used here."),
+    "scales of an npy": (["h.npy", "--layer", 1, "--scale-key", "s"], "h.npy holds nothing by a name."),
+    "no positions": (["h.npy", "--layer", 1, "--at", "x"], "--at 'x' names no positions."),
+    "descending positions": (["h.npy", "--layer", 1, "--at", "4-3,1,0"], "Positions (1, 0) are not"),
+    "fewer positions": (["h.npy", "--layer", 1, "--at", "0,2"], "2 positions were named, and a prompt has 3"),
+    "text with positions": (["--text", "x", "--at", "0,2"], "--at cannot be used here."),
     "text with a key": (["--text", "x", "--key", "k", "--permuted"], "--key and --permuted cannot be used"),
 }
 

@@ -9,7 +9,7 @@ import torch
 import preimage
 from preimage.collisions.structure import CONSTANT, SAME_LAST_TOKEN
 from preimage.models import LanguageModel
-from preimage.prompts import gather
+from preimage.prompts import PromptOptions, gather
 from preimage.states import measure_noise
 
 pytestmark = pytest.mark.real_model
@@ -94,3 +94,14 @@ def test_constant_prompts_collide_without_bos_and_not_with_it(smollm2: LanguageM
         assert spacing.closest_pair.distance > 10 * spacing.closest_pair.noise_radius
         constant = next(kind for kind in found.hard if kind.kind == "constant")
         assert (constant.within_noise, constant.explained) == (0, {})
+
+
+def test_states_of_which_channels_kept_four_bits_are_not_taken_for_another_models(
+    smollm2: LanguageModel,
+) -> None:
+    """The sink sets the steps, and most numbers of ordinary states become zero."""
+    (ids,) = gather("default:prose:test", smollm2, PromptOptions(count=1, length=24, seed=3))
+    rows = smollm2.states(torch.tensor([list(ids)]), (15,))[15][0]
+    step = rows.abs().amax(dim=0, keepdim=True) / 7
+    (result,) = preimage.invert(smollm2, (rows / step).round() * step, 15)
+    assert (result.status in ("recovered", "likely"), list(result.token_ids)) == (True, list(ids))

@@ -60,9 +60,23 @@ Stored = Annotated[
 Rotary = Annotated[str | None, typer.Option(help="Keys after or before rotary positions; default: after.")]
 Permuted = Annotated[bool, typer.Option("--permuted", help="Coordinates come in an unknown order.")]
 Rotated = Annotated[bool, typer.Option("--rotated", help="Coordinates were turned by an unknown rotation.")]
+At = Annotated[
+    str | None, typer.Option("--at", help="The positions whose states were kept, from 0: 0-15,20,24-31.")
+]
 SeenPositions = Annotated[
     str | None, typer.Option("--positions", help=f"{', '.join(POSITIONS)}; default: all.")
 ]
+
+
+def parse_positions(given: str) -> tuple[int, ...]:
+    """Positions as they are told: 0-15,20."""
+    found: list[int] = []
+    for part in given.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(max(first, last, key=len)) > 6:
+            raise OptionError(f"--at {given!r} names no positions.", "Give numbers and ranges: 0-15,20.")
+        found += range(int(first), int(last if dash else first) + 1)
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -78,6 +92,7 @@ class StatesChoice:
     permuted: bool = False
     rotated: bool = False
     scale_key: str | None = None
+    at: str | None = None
 
     def refuse(self, *names: str, hint: str) -> None:
         """Refuse these options where they were given."""
@@ -89,7 +104,8 @@ class StatesChoice:
     def observation(self) -> Observation | None:
         """What was seen, where anything was said of it."""
         told = {"place": self.observe, "stored": self.stored, "positions": self.positions,
-                "rotary": self.rotary, "permuted": self.permuted, "rotated": self.rotated}  # fmt: skip
+                "rotary": self.rotary, "permuted": self.permuted, "rotated": self.rotated,
+                "at": None if self.at is None else parse_positions(self.at)}  # fmt: skip
         told = {name: value for name, value in told.items() if value}
         return Observation(**told) if told else None  # type: ignore[arg-type]  # each has its own type
 

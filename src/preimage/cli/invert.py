@@ -50,6 +50,7 @@ def invert(
     observe: arg.Observe = None,
     stored: arg.Stored = None,
     positions: arg.SeenPositions = None,
+    at: arg.At = None,
     rotary: arg.Rotary = None,
     permuted: arg.Permuted = False,
     rotated: arg.Rotated = False,
@@ -77,7 +78,9 @@ def invert(
         max_tests=max_tests, timeout=timeout, published_cost=published_cost, prefix=prefix or "",
     )  # fmt: skip
     choice = arg.PromptChoice(text, prompts, count, length, seed, bos)
-    told = arg.StatesChoice(key, mask_key, observe, stored, positions, rotary, permuted, rotated, scale_key)
+    told = arg.StatesChoice(
+        key, mask_key, observe, stored, positions, rotary, permuted, rotated, scale_key, at
+    )
     manifest = _check_source(path, choice, told, layer, prefix)
     made_by = (manifest or {}).get("model") or {}
     prepared = Preparation(model or made_by.get("name") or "smollm2", dtype=dtype, device=device)

@@ -17,6 +17,7 @@ from preimage.inversion.baselines.published import UncachedPrefix
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.deciding import Evidence
 from preimage.inversion.engine.fast import FastInverter
+from preimage.inversion.engine.gaps import FEW_PAIRS, invert_with_gaps
 from preimage.inversion.engine.last_position import (
     invert_last,
     one_vector_budget,
@@ -25,7 +26,9 @@ from preimage.inversion.engine.last_position import (
 )
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.outcomes import (
-    as_put_back,
+    FILLED,
+    PUT_BACK,
+    as_likely,
     make_result,
     say_how,
     say_of_last,
@@ -121,6 +124,7 @@ class _Inverting:
         self._model, self._options = model, options
         self._states, self._verifier, self._known, self._found_out = prepared
         states, known, tap = self._states, self._known, self._verifier.tap
+        self._observation = states.observation
         self._own = model.states(torch.tensor([known]), (tap,))[tap][0] if known else None
         self._one_vector = states.positions != "all"
         self._engine: FastInverter | None = None
@@ -135,7 +139,7 @@ class _Inverting:
         Many of about one length where a GPU has room for them, else each alone.
         """
         lengths = self._states.lengths
-        every = self._states.observation.positions == "all"
+        every = self._observation.positions == "all" and not self._observation.gaps
         if self._options.method == "fast" and every and self._states.positions == "all" and indices:
             proposer = self._make_proposer()
             self._proposer = proposer.name
@@ -166,8 +170,10 @@ class _Inverting:
         clock = budgets[0]
         if self._engine is not None:
             outcomes = self._engine.run(observed, budgets, self._known)
-        elif self._states.observation.positions == "shuffled":
+        elif self._observation.positions == "shuffled":
             outcomes = [self._reordered(observed[0], budgets[0])]
+        elif self._observation.gaps:
+            outcomes = [self._filled(observed[0], budgets[0])]
         elif self._one_vector:
             outcomes = [
                 invert_last(
@@ -187,16 +193,18 @@ class _Inverting:
             results = [
                 say_of_last(one, outcome.tried) for one, outcome in zip(results, outcomes, strict=True)
             ]
-        elif self._states.observation.positions != "shuffled":  # what fits is in its order; nothing is read
+        elif self._observation.positions != "shuffled" and not self._observation.gaps:  # else it fits, or not
             results = self._by_evidence(results, observed, [outcome.handed_on for outcome in outcomes])
-        place = "final" if self._verifier.layer == "final" else self._states.observation.place
+        place = "final" if self._verifier.layer == "final" else self._observation.place
         for one, result in zip(observed, results, strict=True):
             if self._options.prove:
                 result = self._proved(result, one, progress)
             if result.status in ("recovered", "ambiguous"):
                 result = with_exact_reading(result)
             if self._found_out:
-                result = as_put_back(result)
+                result = as_likely(result, PUT_BACK)
+            elif self._observation.gaps:
+                result = as_likely(result, FILLED)
             result = without_prefix(result, len(self._known), self._model)
             yield replace(result, proposer=self._proposer, observe=place, order=self._order)
 
@@ -266,11 +274,20 @@ class _Inverting:
         outcome, self._order = invert_shuffled(self._model, observed, self._verifier, proposer, budget)
         return outcome
 
+    def _filled(self, observed: Tensor, budget: Budget) -> Outcome:
+        """States of some positions: what they came from, and what stood between them."""
+        proposer = self._make_proposer()
+        self._proposer = proposer.name
+        at = self._observation.at or ()
+        return invert_with_gaps(self._model, observed, at, self._verifier, proposer, budget)
+
     def _budget(self, length: int, spent: Inversion | None = None) -> Budget:
         """What a prompt may cost, or what is left of it."""
         if self._one_vector:
             return one_vector_budget(self._options.max_tests, self._options.timeout)
         bound, timeout, most = length * self._model.vocab_size, self._options.timeout, self._options.max_tests
+        if self._observation.gaps:  # tokens are tried together with the next one
+            bound = max(FEW_PAIRS, _READING * (self._observation.at or (0,))[-1] * self._model.vocab_size)
         if spent is None:
             return Budget(min(most or bound, bound), timeout)
         left = _READING * bound if most is None else max(0, most - spent.tests)

@@ -52,6 +52,8 @@ def prepare(
         raise OptionError(
             f"{what} needs coordinates as the model has them.", "Leave it out, or undo their change."
         )
+    if states.observation.at is not None:
+        _check_gaps(states, options)
     states.require_width(model)
     tap = states.observation.tap(at, model.n_layers)
     states = _undone(model, states, at, tap)
@@ -63,6 +65,20 @@ def prepare(
         states = _found_out(model, states, tap, options)
         verifier = _verifier(model, states, tap, options)
     return Prepared(states, verifier, known, changed)
+
+
+def _check_gaps(states: States, options: InvertOptions) -> None:
+    """Refuse what needs the states of every position, and rows that are not as many as positions."""
+    at = states.observation.at or ()
+    wrong = next((length for length in states.lengths if length != len(at)), None)
+    if wrong is not None:
+        raise StatesError(
+            f"{len(at)} positions were named, and a prompt has {wrong} states.", "Name them all."
+        )
+    if states.observation.gaps and (options.prefix or options.prove or options.method != "fast"):
+        raise OptionError(
+            "A prefix, a proof and other methods need the states of every position.", "Leave them out."
+        )
 
 
 def _verifier(model: LanguageModel, states: States, tap: Tap, options: InvertOptions) -> Verifier:

@@ -126,6 +126,11 @@ class Prefix:
         with torch.no_grad():
             return self._run(self._model.embed(ids)[:, None])[:, 0]
 
+    def try_rows(self, rows: Int[Tensor, "row more"]) -> Float[Tensor, "row more d"]:
+        """States of several more tokens each; the prefix stays as it is."""
+        with torch.no_grad():
+            return self._run(self._model.embed(rows))
+
     def try_at(
         self, positions: Int[Tensor, " candidate"], ids: Int[Tensor, " candidate"]
     ) -> Float[Tensor, "candidate d"]:

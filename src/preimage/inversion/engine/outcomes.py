@@ -138,11 +138,15 @@ def say_of_last(result: Inversion, tried: str) -> Inversion:
     return replace(result, unique="tested", uniqueness=words)
 
 
-def as_put_back(result: Inversion) -> Inversion:
-    """The same where how coordinates were changed was found out: by another change, others may fit."""
+# Why what fits is likely and no more: how coordinates were changed was found out, or positions are missing.
+PUT_BACK = "It fits the states put back as fits best; other ways to put them back were not all tried."
+FILLED = "It fits, with tokens found for the positions whose states are missing; not all others were tried."
+
+
+def as_likely(result: Inversion, words: str) -> Inversion:
+    """The same where other prompts may fit too: not all that could be were tried."""
     if result.status != "recovered":
         return replace(result, complete=False)
-    words = "It fits the states put back as fits best; other ways to put them back were not all tried."
     return replace(
         result, status="likely", fitting=0, complete=False, unique=None, uniqueness="", reason=words
     )
