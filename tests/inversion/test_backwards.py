@@ -10,7 +10,7 @@ from torch import Tensor
 
 from preimage.inversion.proposers import backwards
 from preimage.inversion.proposers.backwards import Readers, fit_readers, kept_readers
-from preimage.inversion.proposers.standard import features_of
+from preimage.inversion.proposers.features import features_of
 from preimage.models import LanguageModel, new_model, train_tokenizer, written_by
 
 VOCABULARY = 50

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 import preimage
 from preimage.errors import ModelError, OptionError, RunFolderError
-from preimage.inversion.proposers import lens_files
+from preimage.inversion.proposers import kept_keys, lens_files
 from preimage.inversion.proposers import standard as proposers
 from preimage.inversion.proposers.lens_files import find_lens, read_info, read_lens, save_lens
 from preimage.models import LanguageModel
@@ -153,6 +153,38 @@ def test_exactness_does_not_depend_on_the_proposer(trained: Path, monkeypatch: p
     (found,) = preimage.invert(model, preimage.capture(model, [ids], layers=2))
     assert (found.status, found.token_ids) == ("recovered", tuple(ids))
     assert found.tests <= len(ids) * VOCABULARY
+
+
+def test_keys_are_made_once_for_all_processes(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREIMAGE_CACHE", str(tmp_path / "cache"))
+    build("llama").save_pretrained(tmp_path / "model")
+    model = preimage.load(str(tmp_path / "model"))
+    lens = read_lens(trained, model)
+    first = kept_keys.keys_of(model, lens, trained)
+    (kept,) = (tmp_path / "cache" / "keys").rglob("*.safetensors")
+
+    def refuse(_: LanguageModel) -> torch.Tensor:
+        raise AssertionError("features are not computed again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kept_keys, "features_of", refuse)
+        again = kept_keys.keys_of(model, lens, trained)
+        for name, part in first.parts().items():
+            assert torch.equal(again.parts()[name], part)
+        other = tmp_path / "other.safetensors"
+        other.write_bytes(trained.read_bytes() + b" ")
+        with pytest.raises(AssertionError, match="not computed again"):  # of another lens
+            kept_keys.keys_of(model, lens, other)
+    kept.write_bytes(kept.read_bytes()[:100])
+    rebuilt = kept_keys.keys_of(model, lens, trained)
+    assert torch.equal(rebuilt.keys.keys, first.keys.keys)
+    assert kept.stat().st_size > 100
+    in_memory = preimage.load(build("llama"))  # may be another map under the same weights
+    kept.unlink()
+    kept_keys.keys_of(in_memory, lens, trained)
+    assert not kept.exists()
 
 
 @pytest.mark.parametrize(

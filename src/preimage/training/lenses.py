@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from preimage.devices import by_device
 from preimage.errors import OptionError
-from preimage.inversion.proposers.lens import Lens, LensShape, token_features
+from preimage.inversion.proposers.features import token_features
+from preimage.inversion.proposers.lens import Lens, LensShape
 from preimage.inversion.proposers.lens_files import save_lens, told
 from preimage.layers import parse_layer
 from preimage.models import LanguageModel, in_bfloat16, without_positions

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from preimage.devices import by_device
 from preimage.inversion.engine.apartness import Apartness
-from preimage.inversion.engine.expectation import Expectation, shared_tokens
+from preimage.inversion.engine.expectation import Expectation, next_token, shared_tokens
 from preimage.inversion.engine.verifier import Verifier
 from preimage.models import LanguageModel, states_of_branches
 
@@ -175,5 +175,5 @@ class Answers:
         rows = pad_sequence(list(some.values()), batch_first=True)
         states = self._model.states(rows, ("final",))["final"]
         for index, ids, row in zip(some, some.values(), states, strict=True):
-            answers[index] = (table.float() @ row[len(ids) - 1].float()).log_softmax(dim=0)
+            answers[index] = next_token(table, row[len(ids) - 1])
         return answers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -31,7 +32,44 @@ class Expectation:
             self._prefix.crop(shared)
             self._last = self._prefix.extend(torch.tensor(ids[shared:]))[-1]
             self._held = list(ids)
-        return (table.float() @ self._last.float()).log_softmax(dim=0)
+        return next_token(table, self._last)
+
+
+def next_token(
+    table: Float[Tensor, "vocabulary d"], state: Float[Tensor, " d"]
+) -> Float[Tensor, " vocabulary"]:
+    """Log probabilities of the next token by the LM head's matrix, behind what leaves the last norm."""
+    return (table @ state.to(table)).float().log_softmax(dim=0)
+
+
+_first: WeakKeyDictionary[LanguageModel, tuple[int, Tensor]] = WeakKeyDictionary()
+
+
+def likely_first(model: LanguageModel) -> Int[Tensor, " vocabulary"]:
+    """All tokens as a prompt may begin: special ones, then what the model expects behind the first of them.
+
+    Found out once for a model in memory.
+    """
+    edition, known = _first.get(model, (-1, None))
+    if known is not None and edition == model.edition:
+        return known
+    special, rest = special_tokens(model), torch.arange(model.vocab_size)
+    if special and model.unembedding is not None:
+        counted = model.forward_tokens
+        last = model.states(torch.tensor([special[:1]]), ("final",))["final"][0, -1]
+        model.forward_tokens = counted
+        rest = next_token(model.unembedding, last).argsort(descending=True).cpu()
+    first = torch.tensor(special, dtype=torch.long)
+    order = torch.cat([first, rest[~torch.isin(rest, first)]])
+    _first[model] = model.edition, order
+    return order
+
+
+def special_tokens(model: LanguageModel) -> list[int]:
+    """Tokens that are no text: the beginning, the end, padding, and what else the tokenizer names."""
+    named = [getattr(model.config, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
+    named += list(getattr(model.tokenizer, "all_special_ids", None) or [])
+    return [one for one in dict.fromkeys(named) if isinstance(one, int) and 0 <= one < model.vocab_size]
 
 
 def shared_tokens(ids: Sequence[int], others: Sequence[int]) -> int:

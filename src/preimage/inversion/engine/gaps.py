@@ -16,8 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
-from preimage.inversion.engine.expectation import Expectation, together
-from preimage.inversion.engine.permuted import likely_first
+from preimage.inversion.engine.expectation import Expectation, likely_first, together
 from preimage.inversion.engine.search import Fit, Outcome
 from preimage.inversion.engine.verifier import Target, Verifier
 from preimage.inversion.proposers.standard import Proposer

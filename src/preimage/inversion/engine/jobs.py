@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from preimage.inversion.engine.budget import Budget
-from preimage.inversion.engine.expectation import Expectation, shared_tokens, together
+from preimage.inversion.engine.expectation import Expectation, likely_first, shared_tokens, together
 from preimage.inversion.engine.lookalikes import Lookalikes
 from preimage.inversion.engine.search import Fit, Outcome
 from preimage.inversion.engine.verifier import Target
@@ -77,13 +78,17 @@ class Job:
         return Expectation(self.prefix.model)
 
     def expected_order(self, at: int, scores: Scores) -> Int[Tensor, " vocabulary"] | None:
-        """Every token, by scores and by what the model expects behind the verified ones; at first, None."""
+        """Every token, by scores and by what the model expects behind the verified ones.
+
+        At first, by scores and by how prompts begin; None where nothing is expected.
+        """
+        own = scores.at(scores.row(self.index, at))[0].cpu()
+        if at == 0:
+            first = likely_first(self.prefix.model)
+            ranks = torch.empty(len(first)).scatter_(0, first, torch.arange(len(first), dtype=torch.float32))
+            return together(own, -(1 + ranks).log())
         expected = self._expecting.behind(self.ids[:at].tolist())
-        return (
-            None
-            if expected is None
-            else together(scores.at(scores.row(self.index, at))[0].cpu(), expected.cpu())
-        )
+        return None if expected is None else together(own, expected.cpu())
 
     def extend_prefix(self, row: Int[Tensor, " position"], start: int) -> Float[Tensor, "some d_model"]:
         """Run a row from a position on, behind what the prefix holds up to there; the states of it."""

@@ -24,7 +24,7 @@ from preimage.devices import by_device
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.verifier import Target, Verifier
 from preimage.inversion.proposers.backwards import LONGEST_READ, Readers, fit_readers, kept_readers
-from preimage.inversion.proposers.standard import features_of
+from preimage.inversion.proposers.features import features_of
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.states import residual_stream

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from preimage.errors import StatesError
 from preimage.inversion.engine.budget import Budget
+from preimage.inversion.engine.expectation import likely_first
 from preimage.inversion.engine.verifier import CandidatePrefix, Target, Verifier
 from preimage.inversion.proposers.standard import Proposer
 from preimage.models import LanguageModel
@@ -166,17 +167,3 @@ def _sorted(target: Target, rows: Float[Tensor, "position d"]) -> Target:
     high = low if target.high is target.low else target.high.sort(dim=-1).values
     weights = None if target.weights is None else target.weights.gather(-1, order)
     return Target(low, high, weights, target.radius, target.reach)
-
-
-def likely_first(model: LanguageModel) -> Int[Tensor, " vocabulary"]:
-    """All tokens: special ones, then what the model expects behind the first of them."""
-    config, tokenizer = model.config, model.tokenizer
-    named = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
-    named += list(getattr(tokenizer, "all_special_ids", None) or [])
-    special = [one for one in dict.fromkeys(named) if isinstance(one, int) and 0 <= one < model.vocab_size]
-    rest = torch.arange(model.vocab_size)
-    if special and model.unembedding is not None:
-        last = model.states(torch.tensor([special[:1]]), ("final",))["final"][0, -1]
-        rest = (model.unembedding.float() @ last.float()).argsort(descending=True).cpu()
-    first = torch.tensor(special, dtype=torch.long)
-    return torch.cat([first, rest[~torch.isin(rest, first)]])

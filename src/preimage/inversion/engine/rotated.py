@@ -18,8 +18,7 @@ from torch import Tensor
 
 from preimage.errors import StatesError
 from preimage.inversion.engine.budget import Budget
-from preimage.inversion.engine.expectation import Expectation, together
-from preimage.inversion.engine.permuted import likely_first
+from preimage.inversion.engine.expectation import Expectation, likely_first, together
 from preimage.inversion.engine.verifier import Verifier
 from preimage.inversion.proposers.standard import Proposer
 from preimage.inversion.proposers.statistics import statistics_of

@@ -16,14 +16,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from preimage.models import LanguageModel
-
 Observed: TypeAlias = Float[Tensor, "prompt position d_model"]
 Valid: TypeAlias = Bool[Tensor, "prompt position"]
 
-FEATURE_BLOCK = 2  # the block whose states, beside the embedding, describe a token
-_CONTEXT_TOKEN = 0
-_CHUNK = 1024
 _LARGEST = 8.0  # standardised coordinates beyond this are cut: a few massive ones say nothing of the token
 
 
@@ -138,18 +133,3 @@ class Lens(nn.Module):
     ) -> Float[Tensor, "prompt position vocabulary"]:
         """The score of every token at every position."""
         return self.queries(states) @ keys.T + self.bias
-
-
-@torch.inference_mode()
-def token_features(model: LanguageModel) -> Float[Tensor, "vocabulary d_features"]:
-    """What the model itself knows of every token: its embedding, and its state after two blocks.
-
-    The state is that of the token behind one fixed token. Both halves are centred over the vocabulary and
-    normalised. Costs a pass of the vocabulary through two blocks (some seconds on two cores).
-    """
-    behind = model.prefix(min(FEATURE_BLOCK, model.n_layers))
-    behind.extend(torch.tensor([_CONTEXT_TOKEN]))
-    chunks = torch.arange(model.vocab_size).split(_CHUNK)
-    states = torch.cat([behind.try_tokens(chunk).float() for chunk in chunks])
-    centred = (half - half.mean(dim=0) for half in (model.embedding_table.float(), states))
-    return torch.cat([nn.functional.normalize(half, dim=1) for half in centred], dim=1)

@@ -33,13 +33,38 @@ class Keys:
 class TurnedKeys:
     """Keys along their principal axes, for a cheap first look along a few of them; bias first of all."""
 
-    def __init__(self, keys: Float[Tensor, "vocabulary rank"], bias: Float[Tensor, " vocabulary"]) -> None:
+    def __init__(
+        self, turned: Float[Tensor, "vocabulary rank_and_bias"], axes: Float[Tensor, "rank rank"], few: int
+    ) -> None:
+        self._axes = axes
+        self.keys = Keys(turned.float(), torch.zeros(len(turned), device=turned.device), few)
+
+    @classmethod
+    def of(cls, keys: Float[Tensor, "vocabulary rank"], bias: Float[Tensor, " vocabulary"]) -> TurnedKeys:
+        """Turn keys, and round them to what is kept of them, whether it is or not."""
         centred = (keys - keys.mean(dim=0)).double()
         energy, axes = torch.linalg.eigh(centred.T @ centred)
         share = energy.flip(0).clamp_min(0).cumsum(dim=0) / energy.sum()
-        few = 2 + int((share < _ENERGY).sum())
-        self._axes = axes.flip(1).to(keys.dtype)
-        self.keys = Keys(torch.cat([bias[:, None], keys @ self._axes], dim=1), torch.zeros_like(bias), few)
+        axes = axes.flip(1).to(keys.dtype)
+        turned = torch.cat([bias[:, None], keys @ axes], dim=1).half()
+        return cls(turned, axes, 2 + int((share < _ENERGY).sum()))
+
+    @classmethod
+    def of_parts(cls, parts: dict[str, Tensor], shape: tuple[int, int], device: torch.device) -> TurnedKeys:
+        """Keys as :meth:`parts` gave them; KeyError or ValueError where they are not of this shape."""
+        turned, axes, few = (parts[name].to(device) for name in ("keys", "axes", "few"))
+        if tuple(turned.shape) != shape or axes.shape != (shape[1] - 1, shape[1] - 1):
+            raise ValueError("keys of another shape")
+        return cls(turned, axes, min(shape[1], max(1, int(few))))
+
+    def parts(self) -> dict[str, Tensor]:
+        """What they are made of, to be kept."""
+        few = torch.tensor([self.keys.few])
+        return {
+            "keys": self.keys.keys.half().cpu(),
+            "axes": self._axes.float().cpu().contiguous(),
+            "few": few,
+        }
 
     def turn(self, queries: Float[Tensor, "*row rank"]) -> Float[Tensor, "*row rank_and_bias"]:
         """Queries to be scored against these keys."""

@@ -7,8 +7,8 @@ form, the prior is the model's own expectation of the next token.
 
 from __future__ import annotations
 
-import weakref
 from functools import reduce
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -17,16 +17,20 @@ from torch import Tensor
 
 from preimage.errors import OptionError
 from preimage.inversion.proposers.codebook import fitted_codebook, sample
-from preimage.inversion.proposers.lens import Lens, Observed, Valid, token_features
+from preimage.inversion.proposers.features import features_of
+from preimage.inversion.proposers.kept_keys import keys_of
+from preimage.inversion.proposers.lens import Lens, Observed, Valid
 from preimage.inversion.proposers.lens_files import LensInfo, find_lenses, read_lens
-from preimage.inversion.proposers.scores import Keys, Part, Scores, TurnedKeys
+from preimage.inversion.proposers.scores import Keys, Part, Scores
 from preimage.inversion.proposers.statistics import Statistics
 from preimage.layers import Layer
 from preimage.models import LanguageModel, turned_back, without_positions
 from preimage.observations import Site, Tap, in_words
 
 _WEIGHTS = (0.0, 0.5, 1.0, 2.0, 4.0)  # of the prior, to choose from
-_CALIBRATION = 32  # prompts to choose on, half of them text
+_CALIBRATION = 16  # prompts to choose on, half of them text
+_CHOSEN_ON = 256  # positions of these
+_SAID = 16  # positions of a prompt that say whether it is text
 _LIFT_TOKENS = 16384  # tokens carried on to another layer in one pass
 
 
@@ -49,11 +53,10 @@ class LensProposer:
     Keys are turned back to before rotary positions first, as the lens learned them.
     """
 
-    def __init__(self, model: LanguageModel, tap: Tap, lens: Lens, at: Tap) -> None:
+    def __init__(self, model: LanguageModel, tap: Tap, lens: Lens, at: Tap, path: Path | None = None) -> None:
         self.name = f"lens-{at._replace(rotary='after') if isinstance(at, Site) else at}"
         self._model, self._tap, self._lens, self._at = model, tap, lens, at
-        with torch.inference_mode():
-            self._turned = TurnedKeys(lens.keys(features_of(model)), lens.bias.detach())
+        self._turned = keys_of(model, lens, path)
 
     def score(self, observed: Observed, valid: Valid) -> Scores:
         """Queries from each position and its neighbours."""
@@ -162,17 +165,27 @@ class PriorProposer:
         return Scores((Part(before.flatten(0, 1), (self._keys,)),), before.shape[1])
 
     def _likelihood(self, base: Scores, before: Tensor, valid: Tensor) -> Float[Tensor, " prompt"]:
-        """The mean log-probability of the first proposals of each prompt, its first position left out."""
-        prior = self._prior(before)
-        ids = base.best().flatten()
-        logs = [prior.at(rows).log_softmax(dim=1).gather(1, ids[rows, None])[:, 0] for rows in prior.slices()]
-        counted = valid.clone()
-        counted[:, 0] = False
-        total = (torch.cat(logs).view(valid.shape) * counted).sum(dim=1)
+        """The mean log-probability of the first proposals of each prompt, its first position left out.
+
+        Of long prompts some positions say it.
+        """
+        prior, length = self._prior(before), base.length
+        places = torch.arange(1, length, -(-length // _SAID), device=valid.device)
+        if not len(places):
+            return torch.zeros(len(valid), device=valid.device)
+        rows = (length * torch.arange(len(valid), device=valid.device)[:, None] + places).flatten()
+        logs = [
+            prior.at(some).log_softmax(dim=1).gather(1, base.at(some).argmax(dim=1, keepdim=True))[:, 0]
+            for some in rows.split(_SAID)
+        ]
+        counted = valid[:, places]
+        total = (torch.cat(logs).view(counted.shape) * counted).sum(dim=1)
         return total / counted.sum(dim=1).clamp_min(1)
 
     def _calibrate(self, proposer: Proposer) -> tuple[float, float]:
         """The weight that misses least on text, and the threshold between text and random tokens."""
+        if self._model.tokenizer is None:
+            return 0.0, torch.inf
         windows = sample(self._model, _CALIBRATION, seed=1).to(self._model.device)
         text = len(windows) // 2
         valid = torch.ones_like(windows, dtype=torch.bool)
@@ -181,15 +194,17 @@ class PriorProposer:
             base, before = proposer.score(states, valid), self._expect(states)
             likely = self._likelihood(base, before, valid)
             one, other = float(likely[:text].median()), float(likely[text:].median())
-            if self._model.tokenizer is None or one - other < 1.0:
+            if one - other < 1.0:
                 return 0.0, torch.inf
             prior = self._prior(before)
             misses = dict.fromkeys(_WEIGHTS, 0)
-            for rows in torch.arange(text * base.length, device=windows.device).split(64):
-                apart, expected = base.at(rows), prior.at(rows)
+            rows = torch.arange(text * base.length, device=windows.device)
+            rows = rows[rows % base.length > 0]
+            for some in rows[:: -(-len(rows) // _CHOSEN_ON)].split(64):
+                apart, expected = base.at(some), prior.at(some)
                 for weight in _WEIGHTS:
-                    wrong = (apart + weight * expected).argmax(dim=1) != windows.flatten()[rows]
-                    misses[weight] += int(wrong[rows % base.length > 0].sum())
+                    wrong = (apart + weight * expected).argmax(dim=1) != windows.flatten()[some]
+                    misses[weight] += int(wrong.sum())
         return min(_WEIGHTS, key=lambda weight: misses[weight]), (one + other) / 2
 
 
@@ -209,17 +224,7 @@ def _with_lens(model: LanguageModel, tap: Tap, info: LensInfo) -> Proposer:
     if isinstance(tap, Site) and info.place != tap.kind:  # of half of what is seen
         half = tap._replace(kind=info.place, rotary=tap.rotary if info.place == "keys" else "after")
         return HalfProposer(_with_lens(model, half, info), model.width(half), first=info.place == "keys")
-    return LensProposer(model, tap, read_lens(info.path, model), info.tap)
-
-
-_features: weakref.WeakKeyDictionary[LanguageModel, Tensor] = weakref.WeakKeyDictionary()
-
-
-def features_of(model: LanguageModel) -> Float[Tensor, "vocabulary d_features"]:
-    """The token features, computed once for a model in memory."""
-    if model not in _features:
-        _features[model] = token_features(model).clone()
-    return _features[model]
+    return LensProposer(model, tap, read_lens(info.path, model), info.tap, info.path)
 
 
 def _lift(model: LanguageModel, observed: Tensor, layer: Layer, to: Layer) -> Tensor:

@@ -1,0 +1,41 @@
+"""What a model itself knows of every token, from which keys and entries are made."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from preimage.models import LanguageModel
+
+_BLOCK = 2  # the block whose states, beside the embedding, describe a token
+_CONTEXT_TOKEN = 0
+_CHUNK = 1024
+
+_features: weakref.WeakKeyDictionary[LanguageModel, tuple[int, Tensor]] = weakref.WeakKeyDictionary()
+
+
+def features_of(model: LanguageModel) -> Float[Tensor, "vocabulary d_features"]:
+    """The token features, computed once for a model in memory."""
+    edition, known = _features.get(model, (-1, None))
+    if known is None or edition != model.edition:
+        known = token_features(model).clone()
+        _features[model] = model.edition, known
+    return known
+
+
+@torch.inference_mode()
+def token_features(model: LanguageModel) -> Float[Tensor, "vocabulary d_features"]:
+    """What the model itself knows of every token: its embedding, and its state after two blocks.
+
+    The state is that of the token behind one fixed token. Both halves are centred over the vocabulary and
+    normalised. Costs a pass of the vocabulary through two blocks (some seconds on two cores).
+    """
+    behind = model.prefix(min(_BLOCK, model.n_layers))
+    behind.extend(torch.tensor([_CONTEXT_TOKEN]))
+    chunks = torch.arange(model.vocab_size).split(_CHUNK)
+    states = torch.cat([behind.try_tokens(chunk).float() for chunk in chunks])
+    centred = (half - half.mean(dim=0) for half in (model.embedding_table.float(), states))
+    return torch.cat([nn.functional.normalize(half, dim=1) for half in centred], dim=1)
