@@ -17,7 +17,9 @@ from preimage.inversion.baselines.published import UncachedPrefix
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.deciding import Evidence
 from preimage.inversion.engine.fast import FastInverter
+from preimage.inversion.engine.first_states import first_states
 from preimage.inversion.engine.gaps import FEW_PAIRS, invert_with_gaps
+from preimage.inversion.engine.judgement import begins_oddly
 from preimage.inversion.engine.last_position import (
     invert_last,
     one_vector_budget,
@@ -244,6 +246,8 @@ class _Inverting:
         for i, budget, (result, explained) in zip(open_, budgets, decided, strict=True):
             if handed_on[i] and result.status == "not_recovered" and not explained:
                 result = self._search_patiently(result, observed[i], budget)
+            elif handed_on[i] and result.status == "likely" and not self._known and begins_oddly(result):
+                result = self._with_exact_first(result, observed[i], budget)
             found.append(replace(result, tests=results[i].tests + budget.tests))
         for i, result in zip(open_, self._shared(found, budgets[0].seconds, before), strict=True):
             results[i] = result
@@ -262,6 +266,20 @@ class _Inverting:
             seconds=result.seconds,
             forward_tokens=result.forward_tokens,
         )
+
+    def _with_exact_first(self, result: Inversion, observed: Tensor, budget: Budget) -> Inversion:
+        """The result with the first token that fits exactly, if there is one, and what comes of it."""
+        states = first_states(self._model, self._verifier.tap, patiently=True)
+        if states is None:
+            return result
+        target = self._verifier.target(observed[:1])
+        away = target[0].away(self._verifier.observe(states))
+        if not float(away.min()) <= target.reaches[0]:
+            return result
+        ids = (int(away.argmin()), *result.token_ids[1:])
+        again = replace(result, reading=result.reading._replace(token_ids=ids))
+        searched = self._search_patiently(again, observed, budget)
+        return result if searched.status == "not_recovered" else replace(searched, reason="")
 
     def _make_proposer(self) -> Proposer:
         chosen, tap = self._options.chosen_proposers, self._verifier.tap

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from preimage.inversion.engine.evidence import Read, is_white
+from preimage.inversion.result import Inversion
 
 _MOST = 0.95  # of the states' length, that noise may be off
 _SEVERAL = 8  # ordinary positions without which noise cannot be told from anything else
@@ -23,6 +24,7 @@ _ARITHMETIC = 0.25  # of the states' length, that another precision or engine ma
 _EVEN = 0.25  # how much the logarithm of the length of noise varies over positions
 _APART = 3.0  # times as far as the nearest token are others, where what is left over is not white
 _GAP, _GAP_OF_ONE = 4.0, 8.0  # nats between nearest and next, at the median position; more for few positions
+_EARLY, _ODD = 4, 3.0  # first positions that are so many times as far off as later ones
 _CONFIDENCE = 0.9  # at the median position
 _DOUBTFUL = 0.9  # no position of a reading that is not likely is called surer than this
 
@@ -65,6 +67,16 @@ def judge(read: Read, known: int, *, coarse: bool = False) -> Judgement:
     return Judgement(
         False, f"{off}, along the directions in which states differ: they are a mixture, or were changed."
     )
+
+
+def begins_oddly(result: Inversion) -> bool:
+    """Whether a likely prompt is far further off right behind its first token than later.
+
+    Noise is not; a wrong first token is, in states without any.
+    """
+    away = [position.distance / max(position.radius, 1e-300) for position in result.positions[1:]]
+    early, late = away[:_EARLY], away[_EARLY:]
+    return len(late) >= _EARLY and statistics.median(early) > _ODD * statistics.median(late)
 
 
 def stands_out(read: Read, known: int) -> bool:
