@@ -187,7 +187,13 @@ def spread(values: list[float], places: int) -> str:
     return f"{np.mean(values):.{places}f} ± {np.std(values, ddof=1):.{places}f}"
 
 
-measured = {name: Geometry.from_dict(run) for name, run in read("geometry-h200.json")["runs"].items()}
-lengths(measured)
-collisions(measured)
-families({name: Trajectory.from_dict(run) for name, run in read("families-h200.json")["runs"].items()})
+def main() -> None:
+    """All of it."""
+    measured = {name: Geometry.from_dict(run) for name, run in read("geometry-h200.json")["runs"].items()}
+    lengths(measured)
+    collisions(measured)
+    families({name: Trajectory.from_dict(run) for name, run in read("families-h200.json")["runs"].items()})
+
+
+if __name__ == "__main__":
+    main()

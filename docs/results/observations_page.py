@@ -47,6 +47,22 @@ def by_layer(cells: Cells, names: dict[str, str], layers: tuple[str, ...]) -> No
     table(["", *layers], shown)
 
 
+def noise_table(cells: Cells) -> None:
+    """Tokens read under noise, the first left out, and prompts read exactly."""
+    names = sorted(name for name in cells if name.startswith("noise:"))
+    shown = []
+    for name in sorted(names, key=lambda one: (float(one[6:].split("@")[0]), int(one.split("@")[1]))):
+        length, layer = name[6:].split("@")
+        rows = cells[name]
+        sure = sum(row["sure"] for row in rows)
+        right = sum(row["sure_and_right"] for row in rows)
+        shown.append([
+            f"{100 * float(length):g} %", layer, f"{100 * share(rows, 'after_first', 1):.2f} %", exact(rows),
+            f"{sure:,}", f"{100 * right / sure:.2f} %",
+        ])  # fmt: skip
+    table(["noise", "layer", "tokens after the first", "exact", "called sure", "of these right"], shown)
+
+
 def noise(cells: Cells, margins: dict[str, Any]) -> None:
     """Tokens read under noise, and how many the paper's D/2 secures."""
     shares = sorted({float(name.split("@")[0][6:]) for name in cells if name.startswith("noise:")})
@@ -110,7 +126,10 @@ def main() -> None:
         f"{site}:{kind}" for kind in ("float32", "bf16", "int8", "fp8") for site in ("keys", "values", "kv")
     ]
     by_layer(gpu, {name: name.replace(":", ", ") for name in sites}, some)
-    noise(gpu, json.loads((HERE / "raw" / "noise-margins.json").read_text()))
+    noise_table(gpu)
+    margins = HERE / "raw" / "noise-margins.json"
+    if margins.exists():
+        noise(gpu, json.loads(margins.read_text()))
     costs({name: rows for name, rows in cpu.items() if rows})
     calibration(gpu)
     wrong = sum(row["wrongly_recovered"] for cells in (gpu, cpu) for rows in cells.values() for row in rows)
