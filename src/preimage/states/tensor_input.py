@@ -84,6 +84,8 @@ class _Named(NamedTuple):
 def _decoded(path: Path, held: _Named, name: str, scale_key: str | None) -> Held:
     """The states of a name; codes are multiplied by the scales beside them."""
     found = held.get(name)
+    if isinstance(found, Tensor) and not found.ndim:
+        raise StatesError(f"{name!r} is a single number.", "Give positions x d_model.")
     scale = scale_key or scale_of(name, held.names)
     if scale_key is not None and scale_key not in held.names:
         raise StatesError(f"{path.name} holds no tensor {scale_key!r}.", _name_one(held.names, "--scale-key"))
