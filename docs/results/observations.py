@@ -182,7 +182,7 @@ def one_vector(bench: Bench, kind: str, value: str, layer: Layer) -> list[Found]
     """The last state, or the mean of all."""
     prompts = [ids[: int(value)] for ids in bench.prompts]
     states = bench.model().states(torch.tensor(prompts), (layer,))[layer].cpu()
-    rows = states[:, -1:] if kind == "last" else states.mean(dim=1, keepdim=True)
+    rows = states[:, -1] if kind == "last" else states.mean(dim=1)
     return beside(
         preimage.invert(bench.model(), list(rows), layer, observe=Observation(positions=kind)), prompts
     )

@@ -58,7 +58,7 @@ def noise_table(cells: Cells) -> None:
         right = sum(row["sure_and_right"] for row in rows)
         shown.append([
             f"{100 * float(length):g} %", layer, f"{100 * share(rows, 'after_first', 1):.2f} %", exact(rows),
-            f"{sure:,}", f"{100 * right / sure:.2f} %",
+            f"{sure:,}", f"{100 * right / sure:.2f} %" if sure else "",
         ])  # fmt: skip
     table(["noise", "layer", "tokens after the first", "exact", "called sure", "of these right"], shown)
 
@@ -67,7 +67,7 @@ def noise(cells: Cells, margins: dict[str, Any]) -> None:
     """Tokens read under noise, and how many the paper's D/2 secures."""
     shares = sorted({float(name.split("@")[0][6:]) for name in cells if name.startswith("noise:")})
     rows, figure = [], go.Figure()
-    for layer, colour in zip(("1", "15", "30"), ("#1b6", "#16b", "#b31"), strict=True):
+    for layer, colour in zip(("1", "15", "30"), ("#009E73", "#0072B2", "#D55E00"), strict=True):
         away = [one for at, some in margins["margins"][layer].items() for one in some if at != "0"]
         safe = [sum(one / 2 > share for one in away) / len(away) for share in shares]
         mine = [cells[f"noise:{share:g}@{layer}"] or cells[f"noise:{share}@{layer}"] for share in shares]
@@ -84,9 +84,26 @@ def noise(cells: Cells, margins: dict[str, Any]) -> None:
             for one, sure in zip(read_, safe, strict=True)
         )])  # fmt: skip
     table(["layer", "median D/2", *(f"{100 * one:g} %" for one in shares)], rows)
-    figure.update_xaxes(title="length of the noise over that of the state", type="log")
+    figure.update_xaxes(
+        title="length of the noise over that of the state", type="log", tickvals=(0.05, 0.1, 0.2, 0.5, 1, 2)
+    )
     figure.update_yaxes(title="share of tokens after the first", range=[0, 1.02])
     save_figures({"noise": figure}, HERE / "figures", ("svg",))
+
+
+def one_vector(cells: Cells) -> None:
+    """Prompts found from one vector, by their length."""
+    shown = []
+    for name, rows in sorted(cells.items(), key=lambda one: one[0]):
+        if name.startswith(("last:", "mean:")):
+            seconds = [row["seconds"] for row in rows if row["exact"]]
+            worst = f"{max(seconds):.0f}" if seconds else ""
+            middle = f"{statistics.median(seconds):.1f}" if seconds else ""
+            statuses = collections.Counter(row["status"] for row in rows)
+            said = ", ".join(f"{count} {status}" for status, count in statuses.items())
+            found = f"{sum(row['exact'] for row in rows)} of {len(rows)}"
+            shown.append([name.split("@")[0].replace(":", ", "), found, said, middle, worst])
+    table(["tokens", "found", "called", "median s of those found", "worst s"], shown)
 
 
 def calibration(cells: Cells) -> None:
@@ -119,7 +136,8 @@ def main() -> None:
     """All of it."""
     gpu, cpu = read("observations-h200.jsonl"), read("observations-cpu.jsonl")
     all_layers, some = ("1", "8", "15", "22", "30", "final"), ("1", "15", "30")
-    halves = {"bf16-both": "bf16 model, read by itself", "bf16-states": "bf16 model, read by the float32 one"}
+    halves = {"bf16-both": "bf16 model, read by itself", "bf16-states": "bf16 model, read by the float32 one",
+              "int8-weights": "int8 weights, read by itself"}  # fmt: skip
     by_layer(gpu, halves, all_layers)
     by_layer(gpu, {f"stored:{kind}": kind for kind in ("fp16", "bf16", "int8", "fp8", "int4")}, some)
     sites = [
@@ -131,6 +149,7 @@ def main() -> None:
     if margins.exists():
         noise(gpu, json.loads(margins.read_text()))
     costs({name: rows for name, rows in cpu.items() if rows})
+    one_vector(gpu)
     calibration(gpu)
     wrong = sum(row["wrongly_recovered"] for cells in (gpu, cpu) for rows in cells.values() for row in rows)
     print("recovered and wrong:", wrong)  # noqa: T201

@@ -13,7 +13,7 @@ from preimage import Observation
 from preimage.cli.arguments import parse_positions
 from preimage.errors import OptionError, StatesError
 from support.refusing import refused
-from support.tiny import NAMES, random_ids, tiny
+from support.tiny import NAMES, build, random_ids, tiny
 
 
 def rows_at(
@@ -59,6 +59,29 @@ def test_every_pair_that_fits_is_the_true_one() -> None:
     assert list(result.token_ids) == ids
 
 
+def test_tokens_that_leave_no_trace_are_not_claimed() -> None:
+    """At layer 0 a state is its own token's alone."""
+    model, ids, at = tiny("llama"), random_ids(6), (0, 1, 3, 5)
+    (result,) = preimage.invert(model, rows_at(model, ids, at, layer=0), 0, observe=Observation(at=at))
+    assert (result.status, result.complete) == ("ambiguous", False)
+    assert [result.token_ids[place] for place in at] == [ids[place] for place in at]
+    sure = result.reading.confidence
+    assert all(sure[place] == 1.0 for place in at)
+    assert sure[2] < 0.5
+    assert sure[4] < 0.5
+
+
+def test_twins_of_a_missing_token_fit_as_well() -> None:
+    module = build("llama")
+    with torch.no_grad():
+        module.get_input_embeddings().weight[40] = module.get_input_embeddings().weight[38]
+    model, ids, at = preimage.load(module), [3, 5, 40, 9, 12], (0, 1, 3, 4)
+    (result,) = preimage.invert(model, rows_at(model, ids, at), 2, observe=Observation(at=at))
+    assert (result.status, set(result.alternatives)) == (
+        "ambiguous", {(3, 5, 40, 9, 12), (3, 5, 38, 9, 12)},
+    )  # fmt: skip
+
+
 def test_nothing_missing_is_as_good_as_all() -> None:
     model, ids = tiny("llama"), random_ids(6)
     at = tuple(range(6))
@@ -81,6 +104,21 @@ def test_changed_states_are_not_explained_by_a_missing_token() -> None:
     assert (result.status, result.failed_position) == ("not_recovered", 3)
 
 
+def test_what_fits_nothing_is_read_all_the_same() -> None:
+    """The tokens before a changed state are sure, those behind it are what their states read as."""
+    model, ids, at = tiny("llama"), random_ids(8), (0, 1, 2, 4, 5, 7)
+    rows = rows_at(model, ids, at)
+    rows[3] *= 1.05
+    (result,) = preimage.invert(model, rows, 2, observe=Observation(at=at))
+    assert result.status == "not_recovered"
+    assert len(result.reading.token_ids) == len(result.reading.confidence) == 8
+    assert list(result.reading.token_ids[:3]) == ids[:3]
+    assert result.reading.confidence[:3] == (1.0, 1.0, 1.0)
+    assert all(sure <= 0.9 for sure in result.reading.confidence[3:])
+    read = [result.reading.token_ids[place] == ids[place] for place in at[3:]]
+    assert sum(read) >= 2
+
+
 def test_positions_that_cannot_be_meant_are_refused() -> None:
     model = tiny("llama")
     for at in ((), (2, 1), (1, 1), (-1, 0)):
@@ -95,7 +133,7 @@ def test_positions_that_cannot_be_meant_are_refused() -> None:
 
 def test_positions_as_they_are_told() -> None:
     assert parse_positions("0-3,7, 9-10") == (0, 1, 2, 3, 7, 9, 10)
-    for wrong in ("", "a", "1-", "-1", "0-9999999", "1--2"):
+    for wrong in ("", "a", "1-", "-1", "0-9999999", "1--2", "4-3", "0,9-2"):
         refused(OptionError, lambda wrong=wrong: parse_positions(wrong))
 
 

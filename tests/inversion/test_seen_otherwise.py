@@ -376,6 +376,18 @@ def test_a_row_that_no_token_makes_is_a_dead_end() -> None:
     assert "position 3" in outcome.reason
 
 
+def test_shuffled_rows_that_fit_nothing_are_read_in_any_order() -> None:
+    model, ids = tiny("gpt2"), random_ids(6)
+    rows = rows_of(model, ids)
+    noise = torch.randn(rows.shape, generator=torch.Generator().manual_seed(1))
+    rows = rows + 0.02 * rows.norm(dim=1, keepdim=True) * torch.nn.functional.normalize(noise, dim=1)
+    seen = Observation(positions="shuffled")
+    (result,) = preimage.invert(model, rows[[2, 0, 5, 3, 1, 4]], 2, observe=seen)
+    assert result.status == "not_recovered"
+    assert len(set(result.reading.token_ids) & set(ids)) >= 4
+    assert all(sure <= 0.5 for sure in result.reading.confidence)
+
+
 def test_a_spent_budget_keeps_what_was_found() -> None:
     model = tiny("llama")
     ids = random_ids(8)

@@ -75,7 +75,12 @@ def parse_positions(given: str) -> tuple[int, ...]:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or len(max(first, last, key=len)) > 6:
             raise OptionError(f"--at {given!r} names no positions.", "Give numbers and ranges: 0-15,20.")
-        found += range(int(first), int(last if dash else first) + 1)
+        some = range(int(first), int(last if dash else first) + 1)
+        if not some:
+            raise OptionError(
+                f"--at {part.strip()!r} counts backwards.", "Give ranges from low to high: 0-15."
+            )
+        found += some
     return tuple(found)
 
 

@@ -18,7 +18,7 @@ from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.deciding import Evidence
 from preimage.inversion.engine.fast import FastInverter
 from preimage.inversion.engine.first_states import first_states
-from preimage.inversion.engine.gaps import FEW_PAIRS, invert_with_gaps
+from preimage.inversion.engine.gaps import FEW_PAIRS, Gaps
 from preimage.inversion.engine.judgement import begins_oddly
 from preimage.inversion.engine.last_position import (
     invert_last,
@@ -277,9 +277,9 @@ class _Inverting:
         if not float(away.min()) <= target.reaches[0]:
             return result
         ids = (int(away.argmin()), *result.token_ids[1:])
-        again = replace(result, reading=result.reading._replace(token_ids=ids))
+        again = replace(result, reading=result.reading._replace(token_ids=ids), reason="")
         searched = self._search_patiently(again, observed, budget)
-        return result if searched.status == "not_recovered" else replace(searched, reason="")
+        return result if searched.status == "not_recovered" else searched
 
     def _make_proposer(self) -> Proposer:
         chosen, tap = self._options.chosen_proposers, self._verifier.tap
@@ -297,7 +297,7 @@ class _Inverting:
         proposer = self._make_proposer()
         self._proposer = proposer.name
         at = self._observation.at or ()
-        return invert_with_gaps(self._model, observed, at, self._verifier, proposer, budget)
+        return Gaps(self._model, observed, at, self._verifier, proposer, budget).run()
 
     def _budget(self, length: int, spent: Inversion | None = None) -> Budget:
         """What a prompt may cost, or what is left of it."""

@@ -17,13 +17,16 @@ from torch import Tensor
 
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.expectation import Expectation, likely_first, together
+from preimage.inversion.engine.lookalikes import lookalikes_of
+from preimage.inversion.engine.policies import growing
 from preimage.inversion.engine.search import Fit, Outcome
 from preimage.inversion.engine.verifier import Target, Verifier
 from preimage.inversion.proposers.standard import Proposer
 from preimage.inversion.result import Position
 from preimage.models import LanguageModel
 
-_BATCHES = (8, 64, 512)  # tokens tried first where none is missing, most likely first
+_UNVERIFIED = 0.9  # how sure a token may be whose state was not met
+_BESIDE = 16  # likely tokens tried beside every one that fits: several may
 _BATCH = 1024  # pairs tried before it is looked whether one fits
 _READ = 8  # of what a proposer reads in the state behind a gap, so many tokens are tried there
 _ALL = 2**31
@@ -44,20 +47,9 @@ class _Found(NamedTuple):
     tests: int
 
 
-def invert_with_gaps(
-    model: LanguageModel,
-    observed: Float[Tensor, "row d"],
-    at: Sequence[int],
-    verifier: Verifier,
-    proposer: Proposer,
-    budget: Budget,
-) -> Outcome:
+class Gaps:
     """The prompt of which the states at some positions are known, up to the last of these."""
-    with torch.inference_mode():
-        return _Filling(model, observed, at, verifier, proposer, budget).run()
 
-
-class _Filling:
     def __init__(
         self,
         model: LanguageModel,
@@ -75,8 +67,10 @@ class _Filling:
         self._scores = proposer.score(whole, valid)
         self._prefix = model.prefix(verifier.tap)
         self._expectation = Expectation(model)
+        self._lookalikes = lookalikes_of(model)
         self._ids: list[int] = []
 
+    @torch.inference_mode()
     def run(self) -> Outcome:
         """Read from the left, from one known state to the next."""
         fits: list[Fit] = []
@@ -84,18 +78,20 @@ class _Filling:
             target = self._target[row]
             try:
                 found = self._next(place, target)
+                others = self._others(found, target)
             except BudgetSpentError as spent:
-                return Outcome((), tuple(fits), None, f"Stopped before position {place}: {spent}.")
+                stopped = f"Stopped before position {place}: {spent}."
+                return Outcome((), tuple(fits), None, stopped, read=self._guessed(fits))
             radius = self._target.radii[row]
             if not found.away <= self._target.reaches[row]:
                 return self._nothing(fits, place, found, radius)
             self._prefix.extend(torch.tensor(found.tokens))
             first = len(self._ids)
             self._ids += found.tokens
-            token, away = found.runner_up or (None, None)
-            for index, one in enumerate(found.tokens, first):
-                other = (token, away) if index == place else (None, None)
-                fits.append(Fit(Position(index, one, found.away, radius, True, *other, found.tests), ()))
+            for index, (one, twins) in enumerate(zip(found.tokens, others, strict=True), first):
+                rival, far = (found.runner_up if index == place else None) or (None, None)
+                position = Position(index, one, found.away, radius, True, rival, far, found.tests)
+                fits.append(Fit(position, twins))
         states = self._model.states(torch.tensor([self._ids]), (self._verifier.tap,))[self._verifier.tap][0]
         away_from = self._target.away(self._verifier.observe(states[list(self._at)])).tolist()
         wrong = [i for i, away in enumerate(away_from) if not away <= self._target.radii[i]]
@@ -112,7 +108,22 @@ class _Filling:
             f"{radius:.4g} is allowed."
         )
         failure = Position(place, found.tokens[-1], found.away, radius, False, None, None, found.tests)
-        return Outcome((), tuple(fits), failure, reason)
+        return Outcome((), tuple(fits), failure, reason, read=self._guessed(fits))
+
+    def _guessed(self, fits: list[Fit]) -> tuple[tuple[int, float], ...]:
+        """What was met, and behind it what the other states read as and what the model expects between."""
+        known = set(self._at)
+        read = [
+            (fit.position.token_id, (1.0 if index in known else _UNVERIFIED) / (1 + len(fit.twins)))
+            for index, fit in enumerate(fits)
+        ]
+        for place in range(len(read), self._at[-1] + 1):
+            if place in known:
+                token, sure = self._scores.first_choice(0, place)
+            else:
+                token, sure = int(self._expected_behind([one for one, _ in read])[0]), 0.0
+            read.append((token, min(sure, _UNVERIFIED)))
+        return tuple(read)
 
     def _next(self, place: int, target: Target) -> _Found:
         """The tokens up to a position whose state is known."""
@@ -131,15 +142,30 @@ class _Filling:
             self._fill(missing, read, trial)
         return trial.found()
 
+    def _others(self, found: _Found, target: Target) -> list[Row]:
+        """Other tokens that fit as well at every slot: likely ones and lookalikes are tried there.
+
+        What stands at a missing position may leave no trace in what follows.
+        """
+        if not found.away <= float(target.reach):
+            return [() for _ in found.tokens]
+        fitting = []
+        for slot, token in enumerate(found.tokens):
+            likely = self._expected(found.tokens[:slot])[:_BESIDE].tolist()
+            alike = (*self._lookalikes.twins(token), *self._lookalikes.near(token))
+            tokens = [one for one in dict.fromkeys((*likely, *alike)) if one != token]
+            rows = [(*found.tokens[:slot], one, *found.tokens[slot + 1 :]) for one in tokens]
+            away = self.away(rows, target).tolist() if rows else []
+            near = zip(tokens, away, strict=True)
+            fitting.append(tuple(one for one, distance in near if distance <= float(target.reach)))
+        return fitting
+
     def _one_by_one(self, read: Int[Tensor, " vocabulary"]) -> Iterator[list[Row]]:
         """Tokens where none is missing, a few at first."""
         expected = self._expectation.behind(self._ids)
         order = read if expected is None else together(-torch.argsort(read).float(), expected.cpu())
-        done = 0
-        while done < len(order):
-            size = next((size for size in _BATCHES if size > done), self._prefix.max_candidates)
-            yield [(token,) for token in order[done : done + size].tolist()]
-            done += size
+        for tokens in growing(order, self._prefix.max_candidates):
+            yield [(token,) for token in tokens.tolist()]
 
     def _fill(self, missing: int, read: Int[Tensor, " vocabulary"], trial: _Trial) -> None:
         """Several missing tokens: from the likeliest on, slot by slot, as long as that comes nearer."""
@@ -161,7 +187,10 @@ class _Filling:
 
     def _expected(self, behind: Row) -> Int[Tensor, " vocabulary"]:
         """Every token, by what the model expects behind those read and some more."""
-        expected = self._expectation.behind([*self._ids, *behind])
+        return self._expected_behind([*self._ids, *behind])
+
+    def _expected_behind(self, ids: list[int]) -> Int[Tensor, " vocabulary"]:
+        expected = self._expectation.behind(ids)
         return likely_first(self._model) if expected is None else expected.argsort(descending=True).cpu()
 
     def away(self, rows: list[Row], target: Target) -> Float[Tensor, " row"]:
@@ -178,8 +207,8 @@ class _Filling:
 class _Trial:
     """Rows of tokens tried against one state: the nearest, and the nearest that ends in another token."""
 
-    def __init__(self, filling: _Filling, target: Target) -> None:
-        self._filling, self._target, self._reach = filling, target, float(target.reach)
+    def __init__(self, gaps: Gaps, target: Target) -> None:
+        self._gaps, self._target, self._reach = gaps, target, float(target.reach)
         self._tried: dict[Row, float] = {}
 
     def all(self, batches: Iterator[list[Row]] | list[list[Row]]) -> bool:
@@ -187,7 +216,7 @@ class _Trial:
         for batch in batches:
             fresh = [row for row in dict.fromkeys(batch) if row not in self._tried]
             if fresh:
-                away = self._filling.away(fresh, self._target).tolist()
+                away = self._gaps.away(fresh, self._target).tolist()
                 self._tried.update(zip(fresh, away, strict=True))
                 if min(away) <= self._reach:
                     return True

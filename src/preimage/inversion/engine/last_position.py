@@ -260,7 +260,7 @@ class _Inverting:
         failure = Position(
             0, last, distance, self._radius, False, None, None, sum(self._tried.counts.values())
         )
-        return Outcome((), (), failure, reason, undecided=True)
+        return Outcome((), (), failure, reason, undecided=True, read=self._tried.read())
 
     @property
     def _others_are_far(self) -> bool:

@@ -49,6 +49,8 @@ _WIDER = (
 )
 _UNLIKELY = 0.25  # a length has half the share of the likeliest when 1 / _UNLIKELY nats less likely
 _MAY_BE_ONE = 20.0  # nats that a prompt of one token may be less likely and still is tried before all others
+_NEAREST = 512  # prompts that do not fit are kept, to say how sure a reading is
+_UNVERIFIED = 0.9  # how sure a token of a prompt that does not fit may be
 _HELD = 256  # prompts of one round that are kept to go on from
 
 Prompt: TypeAlias = tuple[int, ...]
@@ -92,6 +94,7 @@ class Tried:
         self.budgets = tuple(budgets)
         self.fits: dict[Prompt, float] = {}
         self.outside: tuple[float, Prompt] = (float("inf"), ())  # the nearest that does not fit
+        self._near: list[tuple[float, Prompt]] = []  # the nearest of these, the furthest of them first
         self.counts: Counter[int] = Counter()  # prompts tried, by length
         self._seen: set[int] = set()  # hashes of all that were tried: there may be millions
 
@@ -125,6 +128,22 @@ class Tried:
             self.fits[prompt] = distance
         else:
             self.outside = min(self.outside, (distance, prompt))
+            push = heapq.heappush if len(self._near) < _NEAREST else heapq.heappushpop
+            push(self._near, (-distance, prompt))
+
+    def read(self) -> tuple[tuple[int, float], ...]:
+        """The nearest prompt that does not fit; a token is the surer the further all others there are.
+
+        Slots are counted from the end: the last token is the one a vector says most of.
+        """
+        nearest, prompt = self.outside
+        furthest = -min(self._near)[0] if self._near else nearest
+        read = []
+        for slot, token in enumerate(prompt, -len(prompt)):
+            apart = (-far for far, other in self._near if len(other) < -slot or other[slot] != token)
+            rival = min(apart, default=furthest)
+            read.append((token, min(_UNVERIFIED, max(0.0, 1 - nearest / rival)) if rival else 0.0))
+        return tuple(read)
 
     def alone(self, prompt: Prompt) -> float:
         """The distance after one plain pass over this prompt alone: the final word."""

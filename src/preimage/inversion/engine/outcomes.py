@@ -44,7 +44,7 @@ def make_result(
         noise_floor=verifier.noise.relative,
         seed=options.seed,
         positions=positions,
-        reading=Reading((), None, ()),
+        reading=_read(model, outcome),
         observe="residual",
         order=(),
         fitting=0,
@@ -57,6 +57,12 @@ def make_result(
         reason=outcome.reason if not outcome.hypotheses or outcome.undecided else "",
     )
     return with_status(result, outcome, model.vocab_size)
+
+
+def _read(model: LanguageModel, outcome: Outcome) -> Reading:
+    """What a search that found nothing makes of the states."""
+    ids = tuple(token for token, _ in outcome.read)
+    return Reading(ids, model.decode(ids), tuple(sure for _, sure in outcome.read))
 
 
 def with_status(result: Inversion, outcome: Outcome, vocab_size: int) -> Inversion:

@@ -18,12 +18,12 @@ from torch import Tensor
 from preimage.errors import StatesError
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.expectation import likely_first
+from preimage.inversion.engine.policies import growing
 from preimage.inversion.engine.verifier import CandidatePrefix, Target, Verifier
 from preimage.inversion.proposers.standard import Proposer
 from preimage.models import LanguageModel
 
 _POSITIONS = 48  # read at most to settle what is alike
-_BATCHES = (8, 64, 512)  # candidates tried first, most likely first
 
 
 def find_permutation(
@@ -142,15 +142,12 @@ class _Reading:
         self, prefix: CandidatePrefix, order: Int[Tensor, " vocabulary"], target: Target
     ) -> Iterator[int]:
         """Tokens whose sorted state is the one seen, as they are found; of a batch, the nearest first."""
-        reach, done = float(target.reach), 0
-        while done < len(order):
-            size = next((size for size in _BATCHES if size > done), prefix.max_candidates)
-            ids = order[done : done + min(size, prefix.max_candidates)]
+        reach = float(target.reach)
+        for ids in growing(order, prefix.max_candidates):
             self._budget.check(len(ids))
             states = self._verifier.observe(prefix.try_tokens(ids))
             away = target.away(states.sort(dim=-1).values).cpu()
             self._budget.tests += len(ids)
-            done += len(ids)
             for index in away.argsort().tolist():
                 if not away[index] <= reach:
                     break

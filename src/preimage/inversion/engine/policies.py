@@ -5,7 +5,7 @@ A policy proposes every token at most once and, asked long enough, every token t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -17,8 +17,18 @@ from preimage.inversion.options import InvertOptions
 from preimage.models import LanguageModel
 from preimage.states import View
 
+_SIZES = (8, 64, 512)  # of the first batches
 _GROWTH = 4  # from one batch of ranked candidates to the next
 _LOOKAHEAD = 8  # gradient proposals verified in one batch; at most so many steps are made in vain
+
+
+def growing(order: Int[Tensor, " token"], largest: int) -> Iterator[Int[Tensor, " candidate"]]:
+    """All tokens of an order, in batches: few at first, where the right one mostly is."""
+    done = 0
+    while done < len(order):
+        size = min(largest, next((size for size in _SIZES if size > done), largest))
+        yield order[done : done + size]
+        done += size
 
 
 @runtime_checkable

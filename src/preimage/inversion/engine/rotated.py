@@ -19,6 +19,7 @@ from torch import Tensor
 from preimage.errors import StatesError
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.expectation import Expectation, likely_first, together
+from preimage.inversion.engine.policies import growing
 from preimage.inversion.engine.verifier import Verifier
 from preimage.inversion.proposers.standard import Proposer
 from preimage.inversion.proposers.statistics import statistics_of
@@ -29,7 +30,6 @@ _ALL = 2**31
 # First tokens tried, second ones behind the nearest of them and behind the others, round after round.
 _ROUNDS = ((512, 512, 512), (_ALL, _ALL, 2048), (_ALL, _ALL, _ALL))
 _FEWEST = 4  # states of one prompt, without which lengths and angles may agree by chance
-_BATCHES = (8, 64, 512)  # candidates tried first, most likely first
 _CERTAIN = 16  # directions by which no other token fits
 _BLURRED = 1e4  # noise over that of one state beyond which a direction is not used
 
@@ -196,13 +196,9 @@ class _Reading:
         most: int,
     ) -> Iterator[int]:
         """Tokens that fit behind those read, as they are found; of a batch, the nearest first."""
-        at, done = len(ids), 0
-        order = self._order(ids, directions, rows, at)[:most]
-        while done < len(order):
-            size = next((size for size in _BATCHES if size > done), prefix.max_candidates)
-            some = order[done : done + min(size, prefix.max_candidates)]
+        at = len(ids)
+        for some in growing(self._order(ids, directions, rows, at)[:most], prefix.max_candidates):
             away = self._test(prefix, some, directions, rows[at])
-            done += len(some)
             for index in away.argsort()[: int((away <= 1).sum())].tolist():
                 yield int(some[index])
 

@@ -82,6 +82,7 @@ class Outcome:
     undecided: bool = False  # not every alternative was followed
     handed_on: bool = False  # nothing fits at once: evidence is asked before the whole vocabulary is tried
     tried: str = ""  # of one vector for a whole prompt: which prompts were tried, in words
+    read: tuple[tuple[int, float], ...] = ()  # the likeliest tokens where nothing fits, and how sure each is
 
 
 class Search:

@@ -9,6 +9,7 @@ which has the last word on the reordered states.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -92,7 +93,8 @@ class _Reordering:
         except BudgetSpentError as spent:
             stopped = f"Stopped at position {len(self._path)}: {spent}."
             if not self._found:
-                return Outcome((), self._fits(), None, stopped, undecided=True), self._order()
+                outcome = Outcome((), self._fits(), None, stopped, undecided=True, read=self._read())
+                return outcome, self._order()
         return self._outcome(stopped)
 
     def _outcome(self, stopped: str) -> tuple[Outcome, tuple[int, ...]]:
@@ -117,7 +119,8 @@ class _Reordering:
         if order not in self._found:
             engine = FastInverter(self._model, self._verifier, self._proposer, together=False)
             budget = self._budget
-            self._found[order] = engine.run([self._observed[list(order)]], [budget])[0]
+            outcome = engine.run([self._observed[list(order)]], [budget])[0]
+            self._found[order] = outcome if outcome.hypotheses else replace(outcome, read=self._read())
 
     def _step(self) -> bool:
         """Step onto the nearest match at the next position; False at a dead end."""
@@ -238,7 +241,14 @@ class _Reordering:
                 f"{nearest.token}, is {nearest.distance:.4g} from row {nearest.row} and "
                 f"{position.radius:.4g} is allowed."
             )
-            self._dead_end = Outcome((), self._fits(), position, reason), self._order()
+            outcome = Outcome((), self._fits(), position, reason, read=self._read())
+            self._dead_end = outcome, self._order()
+
+    def _read(self) -> tuple[tuple[int, float], ...]:
+        """The tokens in their order so far; behind them what the other rows read as, in any order."""
+        left = self._left()
+        others = [(int(self._likely[row, 0]), 1 / (1 + len(left))) for row in left]
+        return (*((match.token, 1.0) for match in self._path), *others)
 
 
 def _likeliest(proposer: Proposer, observed: Float[Tensor, "row d"], count: int) -> Int[Tensor, "row count"]:

@@ -132,6 +132,11 @@ class Scores:
         columns = _best(queries[:, :few] @ book.keys[:, :few].T, _FIRST_LOOK)
         return columns, (book.keys[columns] @ queries[:, :, None])[..., 0] + book.bias[columns]
 
+    def first_choice(self, prompt: int, position: int) -> tuple[int, float]:
+        """The most likely token at one position, and how likely these scores make it."""
+        likely, token = self.at(self.row(prompt, position))[0].softmax(dim=0).max(dim=0)
+        return int(token), float(likely)
+
     def order(self, prompt: int, position: int) -> Int[Tensor, " vocabulary"]:
         """Every token at one position, most likely first."""
         return self.at(self.row(prompt, position))[0].argsort(descending=True)
