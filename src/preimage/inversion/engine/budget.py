@@ -28,6 +28,11 @@ class Budget:
         """Tests that may still be made."""
         return self._max_tests - self.tests
 
+    def at_most(self, seconds: float) -> Budget:
+        """What is left of it, and no more than so many seconds."""
+        left = seconds if self._timeout is None else min(seconds, self._timeout - self.seconds)
+        return Budget(self.tests_left, left)
+
     def check(self, tests: int = 1) -> None:
         """Raise when so many tests, or any more time, may not be spent."""
         if self.tests_left < tests:

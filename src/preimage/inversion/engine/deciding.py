@@ -22,6 +22,7 @@ from preimage.models import LanguageModel
 from preimage.states import noise_of
 
 _SCANS = 4  # positions at which the whole vocabulary is tried, where what was read fits exactly
+_SECONDS = 4.0  # spent on what states read as that are something else than was said
 _NOTHING = 0.6  # median relative distance above which states look like no layer
 
 
@@ -127,13 +128,16 @@ class Evidence:
             verifier = Verifier(self._model, layer, noise=noise_of(self._model, layer)[layer])
             proposer = build_proposer(self._model, layer)
         before = list(looks.before)
-        budget = Budget(0, None) if looks.foreign else budget  # there is nothing to read: what is proposed
+        # Of a foreign state there is nothing to read but what is proposed; nobody waits long for the others,
+        # which are read in full where they are said to be what they are.
+        part = Budget(0, None) if looks.foreign else budget.at_most(_SECONDS)
         rows = observed.to(self._model.device)
         if before:
             own = self._model.states(torch.tensor([before]), (layer,))[layer][0]
             rows = torch.cat([own.to(rows), rows])
         reader = Reader(self._model, verifier, proposer, len(before))
-        (read,) = reader.read([rows], [budget], [before])
+        (read,) = reader.read([rows], [part], [before])
+        budget.tests += part.tests
         sure = [0.0] * len(read.ids) if looks.foreign else read.confidence
         return self._reading(read.ids[len(before) :], sure[len(before) :])
 
