@@ -174,7 +174,7 @@ def test_the_codebook_ranks_far_above_chance_and_is_kept(monkeypatch: pytest.Mon
     monkeypatch.setattr(Codebook, "fit", refit)
     again = build_proposer(model, 2, ("codebook",))
     assert torch.equal(again.score(observed, torch.ones_like(ids, dtype=torch.bool)).best(), best)
-    path = codebook_module.cache_path(model, 2)
+    path = codebook_module.cache_path(model, 2, 2 * model.d_model)
     path.write_bytes(path.read_bytes()[:-50])  # a damaged one is fitted again
     with pytest.raises(AssertionError, match="fitted again"):
         build_proposer(model, 2, ("codebook",))

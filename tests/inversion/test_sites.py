@@ -135,7 +135,7 @@ def test_a_codebook_reads_keys_at_positions_it_was_not_fitted_at(name: str, plac
     model, site = tiny(name), Site(1, place)
     ids = torch.tensor([random_ids(120)])  # it was fitted on windows of 64
     assert without_positions(model, site) == Site(1, place, "before")
-    assert cache_path(model, site) != cache_path(model, Site(1, place, "before"))
+    assert cache_path(model, site, 8) != cache_path(model, Site(1, place, "before"), 8)
     observed = model.states(ids, (site,))[site]
     first = CodebookProposer(model, site).score(observed, torch.ones_like(ids, dtype=torch.bool)).best()
     assert float((first == ids).float().mean()) > 0.95

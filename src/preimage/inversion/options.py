@@ -44,8 +44,9 @@ class InvertOptions:
     ``method``: ``fast`` proposes every position at once and verifies in whole passes; ``sipit`` is the
     paper's gradient policy, ``brute-force`` its random one. ``proposers``: what ``fast`` ranks tokens by,
     names and proposer objects, or names separated by commas: ``lens`` (trained), ``codebook`` (fitted in
-    closed form), ``prior`` (the model's own next-token prediction), ``gradient`` (SIPIT's descent, where the
-    ranking failed), or what ``preimage.inversion.register_proposer`` made known. None: the best there is.
+    closed form), ``peel`` (states carried down to the embeddings), ``prior`` (the model's own next-token
+    prediction), ``gradient`` (SIPIT's descent, where the ranking failed), or what
+    ``preimage.inversion.register_proposer`` made known. None: the best there is.
 
     >>> from preimage import InvertOptions
     >>> InvertOptions(proposers=("codebook", "prior"), timeout=10.0).to_dict()["proposers"]

@@ -105,7 +105,7 @@ def fitted_codebook(
 ) -> Codebook:
     """A codebook from the user's cache, or fitted now and put there."""
     codebook = Codebook(model.width(tap), features.shape[1]).to(model.device)
-    path = cache_path(model, tap)
+    path = cache_path(model, tap, features.shape[1])
     with suppress(OSError, SafetensorError, RuntimeError):  # none there, or none that can be read
         codebook.load_state_dict(load_file(path))
         return codebook
@@ -117,10 +117,10 @@ def fitted_codebook(
     return codebook
 
 
-def cache_path(model: LanguageModel, tap: Tap) -> Path:
+def cache_path(model: LanguageModel, tap: Tap, d_features: int) -> Path:
     """Where the codebook of a model and a layer or site is kept."""
     folder = cache_folder() / "codebooks" / model.identity.weight_hash[:24]
-    return folder / f"layer-{tap}-v{_RECIPE}.safetensors"
+    return folder / f"layer-{tap}-{d_features}-v{_RECIPE}.safetensors"
 
 
 def sample(model: LanguageModel, rows: int, seed: int = 0) -> Int[Tensor, "prompt position"]:

@@ -26,6 +26,11 @@ def features_of(model: LanguageModel) -> Float[Tensor, "vocabulary d_features"]:
     return known
 
 
+def embedding_features(model: LanguageModel) -> Float[Tensor, "vocabulary d_embedding"]:
+    """The same of the embedding alone: no block runs."""
+    return _normalised(model.embedding_table)
+
+
 @torch.inference_mode()
 def token_features(model: LanguageModel) -> Float[Tensor, "vocabulary d_features"]:
     """What the model itself knows of every token: its embedding, and its state after two blocks.
@@ -37,5 +42,10 @@ def token_features(model: LanguageModel) -> Float[Tensor, "vocabulary d_features
     behind.extend(torch.tensor([_CONTEXT_TOKEN]))
     chunks = torch.arange(model.vocab_size).split(_CHUNK)
     states = torch.cat([behind.try_tokens(chunk).float() for chunk in chunks])
-    centred = (half - half.mean(dim=0) for half in (model.embedding_table.float(), states))
-    return torch.cat([nn.functional.normalize(half, dim=1) for half in centred], dim=1)
+    return torch.cat([_normalised(half) for half in (model.embedding_table, states)], dim=1)
+
+
+@torch.inference_mode()
+def _normalised(rows: Float[Tensor, "vocabulary d"]) -> Float[Tensor, "vocabulary d"]:
+    rows = rows.float()
+    return nn.functional.normalize(rows - rows.mean(dim=0), dim=1)

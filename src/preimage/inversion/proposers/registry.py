@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Builder: TypeAlias = "Callable[[LanguageModel, Tap, Proposer | None], Proposer]"
 
 GRADIENT = "gradient"  # SIPIT's descent: it scores nothing beforehand, and serves where the ranking failed
+_NEAR_TOKENS = 1  # the layer up to which an embedding is plain to see in a state, trained or not
 _BUILDERS: dict[str, Builder] = {}
 
 
@@ -38,6 +39,8 @@ def proposer_names() -> tuple[str, ...]:
 
 def build_proposer(model: LanguageModel, tap: Tap, chosen: Sequence[str | Proposer] = ()) -> Proposer:
     """What was chosen, scores added; nothing chosen: a lens if there is one, else codebook and prior.
+
+    Where the blocks below can be undone almost down to the tokens, nothing else reads as well.
 
     Inside a block there is no prior: what is seen there cannot be carried up to the LM head.
     """
@@ -58,9 +61,19 @@ def _best_there_is(model: LanguageModel, tap: Tap) -> tuple[str, ...]:
 
     if find_lenses(model, tap):
         return ("lens",)
+    if _can_be_peeled(model, tap):
+        return ("peel",)
     if isinstance(tap, Site) or model.unembedding is None:
         return ("codebook",)
     return ("codebook", "prior")
+
+
+def _can_be_peeled(model: LanguageModel, tap: Tap) -> bool:
+    from preimage.inversion.proposers.peeling import lowest_layer
+
+    if not isinstance(tap, int) or tap <= _NEAR_TOKENS:
+        return False
+    return lowest_layer(model, tap) <= _NEAR_TOKENS
 
 
 def _add(base: Proposer | None, proposer: Proposer) -> Proposer:
@@ -81,6 +94,15 @@ def _codebook(model: LanguageModel, tap: Tap, base: Proposer | None) -> Proposer
     return _add(base, CodebookProposer(model, tap))
 
 
+def _peel(model: LanguageModel, tap: Tap, base: Proposer | None) -> Proposer:
+    from preimage.inversion.proposers.standard import PeelProposer
+
+    if not isinstance(tap, int):
+        where = tap.kind if isinstance(tap, Site) else tap
+        raise OptionError(f"Blocks are undone from a layer's states, not {where}.", "Leave peel out.")
+    return _add(base, PeelProposer(model, tap))
+
+
 def _prior(model: LanguageModel, tap: Tap, base: Proposer | None) -> Proposer:
     from preimage.inversion.proposers.standard import PriorProposer
 
@@ -93,4 +115,5 @@ def _prior(model: LanguageModel, tap: Tap, base: Proposer | None) -> Proposer:
 
 register_proposer("lens", _lens)
 register_proposer("codebook", _codebook)
+register_proposer("peel", _peel)
 register_proposer("prior", _prior)

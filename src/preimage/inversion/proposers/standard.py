@@ -17,10 +17,11 @@ from torch import Tensor
 
 from preimage.errors import OptionError
 from preimage.inversion.proposers.codebook import fitted_codebook, sample
-from preimage.inversion.proposers.features import features_of
+from preimage.inversion.proposers.features import embedding_features, features_of
 from preimage.inversion.proposers.kept_keys import keys_of
 from preimage.inversion.proposers.lens import Lens, Observed, Valid
 from preimage.inversion.proposers.lens_files import LensInfo, find_lenses, read_lens
+from preimage.inversion.proposers.peeling import lowered, lowest_layer
 from preimage.inversion.proposers.scores import Keys, Part, Scores
 from preimage.inversion.proposers.statistics import Statistics
 from preimage.layers import Layer
@@ -71,12 +72,15 @@ class LensProposer:
 
 
 class CodebookProposer:
-    """A codebook fitted for this layer or site; keys are turned back to before rotary positions first."""
+    """A codebook fitted for this layer or site; keys are turned back to before rotary positions first.
+
+    ``features``: of every token, where they are not those of two blocks.
+    """
 
     name = "codebook"
 
-    def __init__(self, model: LanguageModel, tap: Tap) -> None:
-        features = features_of(model)
+    def __init__(self, model: LanguageModel, tap: Tap, features: Tensor | None = None) -> None:
+        features = features_of(model) if features is None else features
         self._model, self._tap = model, tap
         self._codebook = fitted_codebook(model, without_positions(model, tap), features)
         with torch.inference_mode():
@@ -87,6 +91,19 @@ class CodebookProposer:
         with torch.inference_mode():
             observed = turned_back(self._model, self._tap, observed)
             return Scores((self._codebook.part(observed, valid, self._books),), observed.shape[1])
+
+
+class PeelProposer:
+    """States carried down to the lowest layer they can be, and read there by a codebook of embeddings."""
+
+    def __init__(self, model: LanguageModel, layer: int) -> None:
+        self._model, self._layer, self._low = model, layer, lowest_layer(model, layer)
+        self.name = f"peel-{self._low}"
+        self._codebook = CodebookProposer(model, self._low, embedding_features(model))
+
+    def score(self, observed: Observed, valid: Valid) -> Scores:
+        """The scores of what they were there."""
+        return self._codebook.score(lowered(self._model, observed, self._layer, self._low, valid), valid)
 
 
 class SumProposer:
