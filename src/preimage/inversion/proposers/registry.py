@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # From a model, a layer or site, and what was built so far (None: nothing) to that with the proposer added.
 Builder: TypeAlias = "Callable[[LanguageModel, Tap, Proposer | None], Proposer]"
 
+LENS = "lens"
 GRADIENT = "gradient"  # SIPIT's descent: it scores nothing beforehand, and serves where the ranking failed
 _BUILDERS: dict[str, Builder] = {}
 
@@ -57,7 +58,7 @@ def _best_there_is(model: LanguageModel, tap: Tap) -> tuple[str, ...]:
     from preimage.inversion.proposers.lens_files import find_lenses
 
     if find_lenses(model, tap):
-        return ("lens",)
+        return (LENS,)
     if isinstance(tap, Site) or model.unembedding is None:
         return ("codebook",)
     return ("codebook", "prior")
@@ -91,6 +92,6 @@ def _prior(model: LanguageModel, tap: Tap, base: Proposer | None) -> Proposer:
     return PriorProposer(model, tap, base)
 
 
-register_proposer("lens", _lens)
+register_proposer(LENS, _lens)
 register_proposer("codebook", _codebook)
 register_proposer("prior", _prior)
