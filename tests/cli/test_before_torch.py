@@ -16,6 +16,9 @@ invert --text x --dtype int3
 invert --text x --device gpu?
 invert --text x --max-tests 0
 invert --text x --proposers no
+invert --text x --lens nofile
+invert --text x --lens FILE --method sipit
+invert --text x --lens FILE --proposers codebook
 invert --model no/such --text x
 invert nowhere
 invert nofile.npy --layer 1
@@ -79,6 +82,10 @@ lens train --layer 1 --observe final
 lens train --layer 1 --neighbours -1
 lens train --layer 1 --sampled-tokens 0
 lens train --layer 1 --prompts random --sampled-tokens 9
+lens pull --from nowhere --all --layer 1
+lens pull --from nowhere --layer 99
+lens pull --from nowhere --model no/such
+lens verify nowhere --model no/such
 theory analyticity no/such
 theory dichotomy --layers 99
 theory symmetry --dtype int3

@@ -1,9 +1,12 @@
-"""``preimage lens``: a training and what it reached."""
+"""``preimage lens``: a training and what it reached, and lenses handed on."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from support.commands import Typed
 
@@ -52,3 +55,97 @@ def test_a_lens_for_keys(document: Any, run: Typed, model: str) -> None:
     assert (1, "keys") in [(lens["layer"], lens["place"]) for lens in listed["lenses"]]
     assert f"lens for keys of layer 1 in {found['path']}" in run(*given)[1].splitlines()
     Path(found["path"]).unlink()  # other tests share the cache
+
+
+@pytest.fixture
+def trained(document: Any, model: str, tmp_path: Path) -> Path:
+    """A lens of layer 2."""
+    path = tmp_path / "my.safetensors"
+    given = ["lens", "train", "--model", model, "--layer", 2, "--prompts", "random", "--steps", 3]
+    code, _ = document(*given, "--batch-tokens", 64, "--rank", 4, "--hidden", 8, "--out", path)
+    assert code == 0
+    return path
+
+
+def test_push_verify_and_pull(document: Any, run: Typed, model: str, trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "lenses"
+    code, pushed = document("lens", "push", trained, "--to", folder)
+    assert (code, pushed["kind"], len(pushed["lenses"])) == (0, "folder", 1)
+    (lens,) = pushed["lenses"]
+    code, out, _ = run("lens", "push", trained, "--to", folder)  # once more: it is replaced by itself
+    assert (code, out.splitlines()) == (
+        0,
+        [f"pushed to the folder {folder}:", f"layer 2 of {model}: {lens['file']}"],
+    )
+    assert json.loads((folder / "lenses.json").read_text())["lenses"] == [lens]
+    code, found = document("lens", "verify", folder, "--model", model)
+    assert (code, found["holds"]) == (0, True)
+    assert found["lenses"][0]["measured"]["prose"]["rank0"] == lens["held_out"]["prose"]["rank0"]
+    code, out, _ = run("lens", "verify", folder, "--model", model)
+    share = f"{lens['held_out']['prose']['rank0']:.2%}"
+    assert f"  held-out prose: {share} named first, {share} stated" in out.splitlines()
+    code, pulled = document("lens", "pull", "--from", folder, "--model", model, "--layer", 2)
+    assert (code, pulled["kind"]) == (0, "folder")
+    kept = Path(pulled["lenses"][0]["path"])
+    assert kept.read_bytes() == trained.read_bytes()
+    kept.unlink()  # other tests share the cache
+    code, out, _ = run("lens", "pull", "--from", folder, "--all")
+    assert (code, out.splitlines()) == (
+        0,
+        [f"pulled from the folder {folder}:", f"layer 2 of {model}: {kept}"],
+    )
+    kept.unlink()
+
+
+def test_what_does_not_hold_is_exit_code_1(
+    document: Any, run: Typed, model: str, folders: dict[str, Path], trained: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "lenses"
+    _, pushed = document("lens", "push", trained, "--to", folder)
+    file = folder / pushed["lenses"][0]["file"]
+    code, found = document("lens", "pull", "--from", folder, "--model", folders["other"])
+    assert (code, found["error"]["code"]) == (2, "bad_model")
+    assert f"it has lenses for {model} (weights " in found["error"]["message"]
+    code, found = document("lens", "verify", trained, "--model", folders["other"])
+    assert (code, found["holds"]) == (1, False)
+    file.write_bytes(file.read_bytes()[:-1])
+    code, found = document("lens", "verify", folder)
+    assert (code, found["holds"], found["lenses"][0]["holds"]) == (1, False, False)
+    code, out, _ = run("lens", "verify", folder)
+    assert code == 1
+    assert out.startswith(f"{file.name}: it has {file.stat().st_size} bytes, the registry says ")
+    code, found = document("lens", "pull", "--from", folder, "--model", model)
+    assert (code, found["error"]["code"]) == (2, "bad_model")
+    assert "bytes, the registry says" in found["error"]["message"]
+    for wrong in (["push", tmp_path / "nowhere", "--to", folder], ["verify", tmp_path / "nowhere"]):
+        code, found = document("lens", *wrong)
+        assert (code, found["error"]["code"]) == (2, "bad_model")
+    code, found = document("lens", "pull", "--from", folder, "--all", "--layer", 2)
+    assert (code, found["error"]["code"]) == (2, "bad_option")
+    code, found = document("lens", "push", trained, "--to", "owner/lenses")  # offline
+    assert (code, found["error"]["code"]) == (2, "bad_model")
+    assert "the hub repository owner/lenses cannot be written offline" in found["error"]["message"]
+
+
+def test_a_lens_given_by_its_file(document: Any, model: str, trained: Path, tmp_path: Path) -> None:
+    given = ["invert", "--model", model, "--text", "the cat", "--lens", trained]
+    code, found = document(*given, "--layer", 1)
+    assert code == 0
+    assert (found["results"][0]["text"], found["results"][0]["proposer"]) == ("<s>the cat", "lens-2")
+    refusals = {
+        "bad_option": [["--layer", 3], ["--method", "sipit"], ["--proposers", "codebook"], ["--lens", "no"]],
+        "bad_model": [["--lens", tmp_path / "empty"]],
+    }
+    (tmp_path / "empty").write_bytes(b"")
+    for kind, wrong in refusals.items():
+        for one in wrong:
+            code, found = document(*given, *one)
+            assert (code, found["error"]["code"]) == (2, kind), one
+
+
+def test_a_lens_of_before_says_nothing_of_its_tokenizer(run: Typed, document: Any) -> None:
+    _, listed = document("lens", "list")
+    (shipped, *_) = [lens for lens in listed["lenses"] if lens["model"] == "smollm2"]
+    assert shipped["tokenizer_hash"] is None
+    code, out, _ = run("lens", "info", shipped["path"])
+    assert (code, "tokenizer: unknown" in out.splitlines()) == (0, True)

@@ -131,8 +131,8 @@ def test_a_header_that_names_no_place_of_a_model_is_refused(tmp_path: Path) -> N
     )
     assert read_info(good).tap == Site(1, "keys", "before")
     about = {
-        "schema": "preimage/1", "kind": "lens", "model": "m", "weight_hash": "", "training": {}, "ranks": {},
-        "shape": lens.shape.to_dict(),
+        "schema": "preimage/1", "kind": "lens", "model": "m", "weight_hash": "0" * 64,
+        "training": {}, "ranks": {}, "shape": lens.shape.to_dict(),
     }  # fmt: skip
     old = write_tensors(tmp_path / "old", lens.state_dict(), about | {"layer": "final"})
     assert (read_info(old).tap, read_info(old).place) == ("final", "residual")

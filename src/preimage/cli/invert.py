@@ -57,6 +57,7 @@ def invert(
     prefix: Annotated[str | None, typer.Option(help="Text known to stand before the first state.")] = None,
     method: Annotated[str, typer.Option(help="fast, sipit or brute-force.")] = "fast",
     proposers: arg.Proposers = None,
+    lens: Annotated[Path | None, typer.Option(help="The file of the lens that proposes.")] = None,
     prove: Annotated[bool, typer.Option(help="Try the whole vocabulary at every position; slow.")] = False,
     tolerance: Annotated[float | None, typer.Option(help="Relative; default: calibrated.")] = None,
     max_tests: Annotated[int | None, typer.Option(help="Verifier tests a prompt may cost.")] = None,
@@ -74,9 +75,11 @@ def invert(
     from preimage.preparation import Preparation
 
     options = InvertOptions(
-        method=method, proposers=proposers, prove=prove, seed=seed, tolerance=tolerance,
+        method=method, proposers=proposers, lens=lens, prove=prove, seed=seed, tolerance=tolerance,
         max_tests=max_tests, timeout=timeout, published_cost=published_cost, prefix=prefix or "",
     )  # fmt: skip
+    if lens is not None and not lens.is_file():
+        raise OptionError(f"There is no file {lens}.", "Check the path.")
     choice = arg.PromptChoice(text, prompts, count, length, seed, bos)
     told = arg.StatesChoice(
         key, mask_key, observe, stored, positions, rotary, permuted, rotated, scale_key, at

@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from preimage.cli import DONE, FINDINGS
 from preimage.cli import arguments as arg
 from preimage.cli.terminal import print_either, print_result, print_table, progress_bar
 from preimage.errors import OptionError
+from preimage.layers import Layer, parse_layer
 from preimage.observations import Observation, Site, in_words
 
 if TYPE_CHECKING:
+    from preimage.inversion import LensCheck
     from preimage.inversion.proposers.lens_files import LensInfo
+    from preimage.models import LanguageModel
 
-app = typer.Typer(help="Train, list and describe lenses.", no_args_is_help=True)
+app = typer.Typer(help="Train, list, describe and hand on lenses.", no_args_is_help=True)
+
+_PLACE = "A folder, or owner/name on the Hugging Face hub; write a folder as ./name."
 
 
 @app.command("train")
@@ -92,15 +98,96 @@ def info(path: Annotated[Path, typer.Argument(help="A lens file.")], json: arg.J
         f"model: {lens.model}, weights {lens.weight_hash}",
         f"layer: {lens.layer}",
         f"place: {lens.place}",
+        f"tokenizer: {lens.tokenizer_hash or 'unknown'}",
         f"shape: {_listed(shape)}",
         f"training: {_listed(lens.training)}",
         *_held_out(lens.ranks),
     )  # fmt: skip
 
 
+@app.command("push")
+def push(
+    files: Annotated[list[Path], typer.Argument(help="Lens files.")],
+    to: Annotated[str, typer.Option(help=_PLACE)],
+    json: arg.Json = False,
+) -> None:
+    """Put lenses into a repository of lenses, and list them in its registry."""
+    from preimage.inversion import push_lenses
+    from preimage.inversion.proposers.lens_places import place_of
+
+    place = place_of(to)
+    pushed = push_lenses(files, to)
+    document = {"to": to, "kind": place.kind, "lenses": [entry.to_dict() for entry in pushed]}
+    lines = [f"{in_words(entry.facts.tap)} of {entry.facts.model}: {entry.file}" for entry in pushed]
+    print_either(json, "lens push", document, f"pushed to {place}:", *lines)
+
+
+@app.command("pull")
+def pull(
+    source: Annotated[str, typer.Option("--from", help=_PLACE)],
+    model: Annotated[str | None, typer.Option(help="The model the lenses are for; default: smollm2.")] = None,
+    layer: Annotated[str | None, typer.Option(help="Of this layer alone.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="For any weights, without looking at a model.")
+    ] = False,
+    dtype: arg.Dtype = "float32",
+    device: arg.Device = "auto",
+    json: arg.Json = False,
+) -> None:
+    """Take the lenses for a model from a repository of lenses, checked, into the user's cache."""
+    if every and (model or layer):
+        raise OptionError("--all goes without --model and --layer.", "Leave it out, or leave them out.")
+    loaded, at = (None, None) if every else _chosen(model or "smollm2", layer, dtype, device)
+    from preimage.inversion import pull_lenses
+    from preimage.inversion.proposers.lens_places import place_of
+
+    place = place_of(source)
+    pulled = pull_lenses(source, loaded, at)
+    document = {"from": source, "kind": place.kind, "lenses": [_about(lens) for lens in pulled]}
+    lines = [f"{in_words(lens.tap)} of {lens.model}: {lens.path}" for lens in pulled]
+    print_either(json, "lens pull", document, f"pulled from {place}:", *lines)
+
+
+@app.command("verify")
+def verify(
+    path: Annotated[Path, typer.Argument(help="A lens file, or a folder with lenses.json.")],
+    model: Annotated[str | None, typer.Option(help="Check also against this model.")] = None,
+    dtype: arg.Dtype = "float32",
+    device: arg.Device = "auto",
+    json: arg.Json = False,
+) -> int:
+    """Check lens files against their registry, and against a model: weights, tokenizer, held-out ranks."""
+    loaded = None if model is None else _chosen(model, None, dtype, device)[0]
+    from preimage.inversion import verify_lenses
+    from preimage.training.lenses import held_out
+
+    checks = verify_lenses(path, loaded, held_out)
+    holds = not any(check.problems for check in checks)
+    document = {"path": str(path), "holds": holds, "lenses": [check.to_dict() for check in checks]}
+    print_either(json, "lens verify", document, *(line for check in checks for line in _verdict(check)))
+    return DONE if holds else FINDINGS
+
+
+def _chosen(model: str, layer: str | None, dtype: str, device: str) -> tuple[LanguageModel, Layer | None]:
+    loaded, _ = arg.prepare(model, layer=layer, dtype=dtype, device=device)
+    return loaded, None if layer is None else parse_layer(layer, loaded.n_layers)
+
+
+def _verdict(check: LensCheck) -> list[str]:
+    stated, measured = check.stated or {}, check.measured or {}
+    return [
+        f"{check.file}: {'; '.join(check.problems) or 'holds'}",
+        *(
+            f"  held-out {kind}: {row['rank0']:.2%} named first"
+            + (f", {stated[kind]['rank0']:.2%} stated" if kind in stated else "")
+            for kind, row in measured.items()
+        ),
+    ]
+
+
 def _about(lens: LensInfo) -> dict[str, Any]:
-    told = {"layer": lens.layer, "place": lens.place, "model": lens.model, "weight_hash": lens.weight_hash}
-    return {"path": str(lens.path), **told}
+    hashes = {"weight_hash": lens.weight_hash, "tokenizer_hash": lens.tokenizer_hash}
+    return {"path": str(lens.path), "layer": lens.layer, "place": lens.place, "model": lens.model, **hashes}
 
 
 def _listed(values: dict[str, Any]) -> str:

@@ -7,6 +7,13 @@ from preimage.lazy import lazy_names
 if TYPE_CHECKING:
     from preimage.inversion.inverting import invert
     from preimage.inversion.options import METHODS, InvertOptions, Method
+    from preimage.inversion.proposers.lens_repository import (
+        LensCheck,
+        LensEntry,
+        pull_lenses,
+        push_lenses,
+        verify_lenses,
+    )
     from preimage.inversion.proposers.registry import register_proposer
     from preimage.inversion.proposers.scores import Keys, Part, Scores
     from preimage.inversion.proposers.standard import Proposer

@@ -74,11 +74,12 @@ def invert(
     ``states``: captured by ``model``, or whatever :func:`preimage.states_from` takes: tensors, arrays, lists
     of them, ``outputs.hidden_states``, ``past_key_values``, with ``attention_mask``. ``layer`` may be left
     out where they hold one layer. ``changes`` are fields of ``options``, such as ``observe="keys"`` (what
-    was seen), ``prefix="…"`` (known text before the first state) or ``method="brute-force"``. One result a
-    prompt, in their order; with ``out``, a run folder, each is kept there as it is found, and calling again
-    continues. What is ``recovered`` was verified against the states, position by position and as a whole.
-    States of another model or layer are not refused here: they come back as ``not_recovered``
-    (``states.require_made_by(model)`` refuses them at once), with what they look like.
+    was seen), ``prefix="…"`` (known text before the first state), ``lens="my.safetensors"`` (which lens
+    proposes) or ``method="brute-force"``. One result a prompt, in their order; with ``out``, a run folder,
+    each is kept there as it is found, and calling again continues. What is ``recovered`` was verified against
+    the states, position by position and as a whole. States of another model or layer are not refused here:
+    they come back as ``not_recovered`` (``states.require_made_by(model)`` refuses them at once), with what
+    they look like.
 
     Cost: about two forward passes over a prompt with a lens; at worst a test of the whole vocabulary at every
     position. The first call for a model and layer also measures noise and builds what proposes.
@@ -282,8 +283,7 @@ class _Inverting:
         return result if searched.status == "not_recovered" else searched
 
     def _make_proposer(self) -> Proposer:
-        chosen, tap = self._options.chosen_proposers, self._verifier.tap
-        return proposer_of(self._model, tap, chosen, self._verifier.kept)
+        return proposer_of(self._model, self._verifier.tap, self._options, self._verifier.kept)
 
     def _reordered(self, observed: Tensor, budget: Budget) -> Outcome:
         """Rows in an unknown order: what they came from, and the row of every position."""

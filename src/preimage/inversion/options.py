@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
 from preimage.errors import OptionError
-from preimage.inversion.proposers.registry import GRADIENT, proposer_names
+from preimage.inversion.proposers.registry import GRADIENT, LENS, proposer_names
 from preimage.observations import Observation
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class InvertChanges(TypedDict, total=False):
     prefix: str | Sequence[int]
     method: str
     proposers: str | tuple[str | Proposer, ...] | None
+    lens: str | Path | None
     prove: bool
     seed: int
     tolerance: float | None
@@ -47,6 +49,7 @@ class InvertOptions:
     closed form), ``peel`` (states carried down to the embeddings), ``prior`` (the model's own next-token
     prediction), ``gradient`` (SIPIT's descent, where the ranking failed), or what
     ``preimage.inversion.register_proposer`` made known. None: the best there is.
+    ``lens``: the file of the lens to use, instead of those that come with the package or lie in the cache.
 
     >>> from preimage import InvertOptions
     >>> InvertOptions(proposers=("codebook", "prior"), timeout=10.0).to_dict()["proposers"]
@@ -57,6 +60,7 @@ class InvertOptions:
     prefix: str | Sequence[int] = ()  # known tokens or text before the first state that was seen
     method: str = "fast"
     proposers: str | tuple[str | Proposer, ...] | None = None
+    lens: str | Path | None = None
     prove: bool = False  # try the whole vocabulary at every position of what was recovered: the exact margin
     seed: int = 0
     tolerance: float | None = None  # largest accepted distance, a share of |h_t|; None: from the noise floor
@@ -78,6 +82,8 @@ class InvertOptions:
             raise OptionError("published_cost is SIPIT's or brute force's.", "Choose one of them as method.")
         if self.proposers is not None:
             self._check_proposers()
+        if self.lens is not None:
+            self._check_lens()
         for name in _ABOVE_0:
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -99,9 +105,20 @@ class InvertOptions:
         if all(one == GRADIENT for one in chosen):
             raise OptionError("The gradient alone is SIPIT.", "Choose the method sipit.")
 
+    def _check_lens(self) -> None:
+        if self.method != "fast":
+            raise OptionError(f"Method {self.method} uses no lens.", "Give a lens to fast alone.")
+        if LENS not in self.chosen_proposers:
+            raise OptionError(
+                f"The lens {self.lens} was given, and proposers without lens.",
+                "Add lens to the proposers, or leave them out.",
+            )
+
     @property
     def chosen_proposers(self) -> tuple[str | Proposer, ...]:
-        """The proposers that were chosen; none: the best there is."""
+        """The proposers that were chosen, or the lens that was given; none: the best there is."""
+        if self.proposers is None and self.lens is not None:
+            return (LENS,)
         if isinstance(self.proposers, str):
             return tuple(name.strip() for name in self.proposers.split(",") if name.strip())
         return tuple(self.proposers or ())
@@ -112,6 +129,7 @@ class InvertOptions:
         if self.proposers is not None:
             names = (one if isinstance(one, str) else one.name for one in self.chosen_proposers)
             values["proposers"] = ",".join(names)
+        values["lens"] = None if self.lens is None else str(self.lens)
         values["observe"] = None if self.observe is None else Observation.of(self.observe).to_dict()
         values["prefix"] = self.prefix if isinstance(self.prefix, str) else list(self.prefix)
         return values

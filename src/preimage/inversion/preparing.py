@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,9 +15,9 @@ from preimage.inversion.engine.permuted import find_permutation
 from preimage.inversion.engine.rotated import find_rotation
 from preimage.inversion.engine.verifier import Verifier
 from preimage.inversion.options import InvertOptions
-from preimage.inversion.proposers.lens_files import find_lenses
-from preimage.inversion.proposers.registry import GRADIENT, build_proposer
-from preimage.inversion.proposers.standard import FilledProposer, Proposer
+from preimage.inversion.proposers.lens_files import LensInfo, find_lenses, given_lens
+from preimage.inversion.proposers.registry import GRADIENT, LENS, build_proposer
+from preimage.inversion.proposers.standard import FilledProposer, Proposer, lens_proposer
 from preimage.inversion.proposers.statistics import statistics_of
 from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
@@ -56,6 +57,9 @@ def prepare(
         _check_gaps(states, options)
     states.require_width(model)
     tap = states.observation.tap(at, model.n_layers)
+    if options.lens is not None and states.positions != "all":
+        raise OptionError("One vector for a whole prompt is read without a lens.", "Leave the lens out.")
+    _given(model, tap, options)  # which refuses what does not fit
     states = _undone(model, states, at, tap)
     verifier = _verifier(model, states, tap, options)
     verifier.require_above_noise(states.at(0, at))
@@ -102,7 +106,7 @@ def _found_out(model: LanguageModel, states: States, tap: Tap, options: InvertOp
     plain = seen.changed(permuted=False, rotated=False)
     rows = [states.at(index, at) for index in range(len(states))]
     finder = _verifier(model, States.from_tensor(rows, at, observation=plain), tap, options)
-    proposer = proposer_of(model, tap, options.chosen_proposers)
+    proposer = proposer_of(model, tap, options)
     bound = (_SCANS * sum(map(len, rows)) if seen.rotated else len(rows[0])) * model.vocab_size
     budget = Budget(options.max_tests or bound, options.timeout)
     try:
@@ -138,16 +142,32 @@ def _choose_layer(states: States, layer: int | str | None, n_layers: int) -> Lay
 
 
 def proposer_of(
-    model: LanguageModel, tap: Tap, chosen: Sequence[str | Proposer], kept: tuple[int, ...] | None = None
+    model: LanguageModel, tap: Tap, options: InvertOptions, kept: tuple[int, ...] | None = None
 ) -> Proposer:
     """The proposer of a layer or site; of names alone, it is built once for a model in memory."""
     if kept is not None:
-        return FilledProposer(proposer_of(model, tap, chosen), statistics_of(model, tap), kept)
-    names = tuple(one for one in chosen if isinstance(one, str) and one != GRADIENT)
+        return FilledProposer(proposer_of(model, tap, options), statistics_of(model, tap), kept)
+    chosen, given = options.chosen_proposers, _given(model, tap, options)
     if any(not isinstance(one, str) for one in chosen):
-        return build_proposer(model, tap, chosen)
-    known, lenses = _proposers.setdefault(model, {}), find_lenses(model, tap)  # one may be trained meanwhile
+        return build_proposer(model, tap, _with_given(model, tap, chosen, given))
+    names = tuple(one for one in chosen if one != GRADIENT)
+    lenses = given or find_lenses(model, tap)  # one may be trained meanwhile
+    known = _proposers.setdefault(model, {})
     of = (tap, names, *((lens.path, lens.path.stat().st_mtime_ns) for lens in lenses))
     if of not in known:
-        known[of] = build_proposer(model, tap, names)
+        known[of] = build_proposer(model, tap, _with_given(model, tap, names, given))
     return known[of]
+
+
+def _given(model: LanguageModel, tap: Tap, options: InvertOptions) -> tuple[LensInfo, ...]:
+    """The lens of the options, if there is one."""
+    return () if options.lens is None else (given_lens(Path(options.lens), model, tap),)
+
+
+def _with_given(
+    model: LanguageModel, tap: Tap, chosen: Sequence[str | Proposer], given: tuple[LensInfo, ...]
+) -> tuple[str | Proposer, ...]:
+    """What was chosen, with the lens that was given in the place of those that would be found."""
+    if not given:
+        return tuple(chosen)
+    return (lens_proposer(model, tap, given), *(one for one in chosen if one != LENS))

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from preimage.models.block_draws import draw_by_block, release
     from preimage.models.branching import states_of_branches
     from preimage.models.float64 import DoubleModel, double_copy, in_double
-    from preimage.models.identity import ModelIdentity, hash_files
+    from preimage.models.identity import ModelIdentity, hash_files, tokenizer_hash
     from preimage.models.language_model import LanguageModel
     from preimage.models.loading import load
-    from preimage.models.locating import DTYPES, ModelFiles, check_device, check_dtype, locate
+    from preimage.models.locating import DTYPES, HUB_SECONDS, ModelFiles, check_device, check_dtype, locate
     from preimage.models.prefix import Prefix
     from preimage.models.preview import ModelPreview, read_preview
     from preimage.models.sampling import in_bfloat16, rows_at_once, written_by

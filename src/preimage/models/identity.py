@@ -60,6 +60,18 @@ def _tensor_digest(name: str, tensor: Tensor) -> bytes:
     return digest.digest()
 
 
+def tokenizer_hash(tokenizer: Any) -> str | None:
+    """SHA-256 of a fast tokenizer's serialisation, else of a vocabulary; None without either."""
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    if inner is not None:
+        said = json.loads(inner.to_str()) | {"truncation": None, "padding": None}  # those of its last call
+    elif hasattr(tokenizer, "get_vocab"):
+        said = tokenizer.get_vocab()
+    else:
+        return None
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
 def alterations(module: nn.Module) -> tuple[int, ...]:
     """Numbers of what was hooked into a module or put in place of a forward pass; none for a plain one."""
     numbers: list[int] = []

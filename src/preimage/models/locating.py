@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 DTYPES = ("float32", "float64", "bfloat16", "float16")  # that a model is loaded in
-_HUB_SECONDS = 3.0  # an unknown name must fail at once, not after a chain of retries
+HUB_SECONDS = 3.0  # an unknown name must fail at once, not after a chain of retries
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _ask_hub(name: str, revision: str | None, tried: str, hint: str) -> None:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        info = HfApi().model_info(name, revision=revision, timeout=_HUB_SECONDS)
+        info = HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
     except HfHubHTTPError as error:
         raise ModelError(f"{tried}, and the hub does not have it (or not for you).", hint) from error
     except Exception as error:  # no route, no name, time-out: each client version has its own kinds

@@ -3,6 +3,7 @@
 from preimage.storage.files import (
     BEFORE,
     SCHEMA,
+    copy_hashed,
     dumps,
     plain,
     read_json,
@@ -27,6 +28,7 @@ __all__ = [
     "TENSORS",
     "Run",
     "Saved",
+    "copy_hashed",
     "decode",
     "differences",
     "dumps",

@@ -94,7 +94,7 @@ def replacing(path: Path) -> Iterator[Path]:
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except Exception as error:  # safetensors has errors of its own for a full disk
+    except BaseException as error:  # Ctrl-C too; and safetensors has errors of its own for a full disk
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
@@ -104,6 +104,17 @@ def replacing(path: Path) -> Iterator[Path]:
             f"{path} cannot be written: {reason}.",
             "Make room or give another place; the same command continues a run.",
         ) from error
+
+
+def copy_hashed(source: Path, target: Path, most: int) -> tuple[int, str]:
+    """Copy a file, or its first ``most`` bytes; how many these are, and their SHA-256."""
+    digest, left = hashlib.sha256(), most
+    with source.open("rb") as reading, target.open("wb") as writing:
+        while chunk := reading.read(min(1 << 20, left)):
+            digest.update(chunk)
+            writing.write(chunk)
+            left -= len(chunk)
+    return most - left, digest.hexdigest()
 
 
 def sha256_file(path: Path) -> str:

@@ -31,6 +31,11 @@ def embedding_features(model: LanguageModel) -> Float[Tensor, "vocabulary d_embe
     return _normalised(model.embedding_table)
 
 
+def features_width(model: LanguageModel) -> int:
+    """How wide the token features are."""
+    return model.embed(torch.zeros(1, dtype=torch.long)).shape[-1] + model.d_model
+
+
 @torch.inference_mode()
 def token_features(model: LanguageModel) -> Float[Tensor, "vocabulary d_features"]:
     """What the model itself knows of every token: its embedding, and its state after two blocks.

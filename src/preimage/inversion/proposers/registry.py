@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # From a model, a layer or site, and what was built so far (None: nothing) to that with the proposer added.
 Builder: TypeAlias = "Callable[[LanguageModel, Tap, Proposer | None], Proposer]"
 
+LENS = "lens"
 GRADIENT = "gradient"  # SIPIT's descent: it scores nothing beforehand, and serves where the ranking failed
 _NEAR_TOKENS = 1  # the layer up to which an embedding is plain to see in a state, trained or not
 _BUILDERS: dict[str, Builder] = {}
@@ -60,7 +61,7 @@ def _best_there_is(model: LanguageModel, tap: Tap) -> tuple[str, ...]:
     from preimage.inversion.proposers.lens_files import find_lenses
 
     if find_lenses(model, tap):
-        return ("lens",)
+        return (LENS,)
     if _can_be_peeled(model, tap):
         return ("peel",)
     if isinstance(tap, Site) or model.unembedding is None:
@@ -113,7 +114,7 @@ def _prior(model: LanguageModel, tap: Tap, base: Proposer | None) -> Proposer:
     return PriorProposer(model, tap, base)
 
 
-register_proposer("lens", _lens)
+register_proposer(LENS, _lens)
 register_proposer("codebook", _codebook)
 register_proposer("peel", _peel)
 register_proposer("prior", _prior)

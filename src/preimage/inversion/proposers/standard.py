@@ -7,6 +7,7 @@ form, the prior is the model's own expectation of the next token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -227,14 +228,19 @@ class PriorProposer:
 
 def find_lens_proposer(model: LanguageModel, tap: Tap) -> Proposer:
     """The lens for these weights and this site, or this layer or the nearest above it."""
-    proposers = [_with_lens(model, tap, info) for info in find_lenses(model, tap)]
-    if not proposers:
+    lenses = find_lenses(model, tap)
+    if not lenses:
         above = "" if isinstance(tap, Site) else " or a layer above it"
         raise OptionError(
             f"There is no lens for {in_words(tap)} of {model.name}{above}.",
             "Train one with `preimage lens train`, or leave the lens out.",
         )
-    return reduce(SumProposer, proposers)
+    return lens_proposer(model, tap, lenses)
+
+
+def lens_proposer(model: LanguageModel, tap: Tap, lenses: Sequence[LensInfo]) -> Proposer:
+    """The lenses in these files, scores added."""
+    return reduce(SumProposer, [_with_lens(model, tap, info) for info in lenses])
 
 
 def _with_lens(model: LanguageModel, tap: Tap, info: LensInfo) -> Proposer:
