@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from preimage.errors import PromptError
 from preimage.layers import Layer, LayerSpec, parse_layers
-from preimage.models import check_device, check_dtype, locate, read_preview
+from preimage.models import check_device, check_device_map, check_dtype, locate, read_preview
 from preimage.prompts import PromptOptions, PromptSet, gather
 from preimage.prompts.gathering import Source
 
@@ -26,8 +26,16 @@ class Preparation:
     ``name``: as in :func:`preimage.load`. A model in memory is taken as it is.
     """
 
-    def __init__(self, model: str | LanguageModel, *, dtype: str = "float32", device: str = "auto") -> None:
-        self._dtype, self._device = check_dtype(dtype), check_device(device)
+    def __init__(
+        self,
+        model: str | LanguageModel,
+        *,
+        dtype: str = "float32",
+        device: str = "auto",
+        device_map: str | None = None,
+    ) -> None:
+        self._dtype, self._device, self._device_map = check_dtype(dtype), check_device(device), device_map
+        check_device_map(device_map, device)
         self._gathered: dict[tuple[str, PromptOptions], PromptSet] = {}
         self.name = model if isinstance(model, str) else model.name
         self.files = locate(model) if isinstance(model, str) else None
@@ -45,7 +53,9 @@ class Preparation:
         """The model, loaded."""
         from preimage.models import load  # which imports torch
 
-        model = load(self.files or self.name, dtype=self._dtype, device=self._device)
+        model = load(
+            self.files or self.name, dtype=self._dtype, device=self._device, device_map=self._device_map
+        )
         if self._preview is not None and not self._preview.describes(model):
             self._gathered.clear()  # transformers reads the files in another way
             self._preview = None
@@ -55,7 +65,7 @@ class Preparation:
         """The same for another dtype; what is known of the files and the prompts is shared."""
         other = copy(self)
         if check_dtype(dtype) != self._dtype:
-            other._dtype = dtype
+            other._dtype = check_dtype(dtype)
             other.__dict__.pop("model", None)
         return other
 

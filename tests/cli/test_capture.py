@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -109,3 +112,32 @@ def test_what_cannot_be_observed_is_refused(document: Any, model: str, tmp_path:
         code, found = document(*given, *more)
         assert (code, words in found["error"]["message"]) == (2, True)
     assert not (tmp_path / "b").exists()
+
+
+def test_a_device_map_and_a_short_dtype_reach_the_library(document: Any, model: str, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not there; run `make setup`")
+    given = ["--model", model, "--text", "the cat", "--layers", 2]
+    made = {}
+    for name, more in {"plain": ["--device", "cpu"], "spread": ["--device-map", "auto"]}.items():
+        code, made[name] = document("capture", *given, *more, "--dtype", "bf16", "--out", tmp_path / name)
+        assert code == 0
+    assert made["plain"]["model"] == made["spread"]["model"]
+    assert made["plain"]["model"]["dtype"] == "bfloat16"
+    code, found = document(
+        "capture", *given, "--device-map", "auto", "--device", "cpu", "--out", tmp_path / "c"
+    )
+    assert (code, found["error"]["code"]) == (2, "bad_option")
+
+
+def test_large_weights_are_announced_and_too_large_ones_refused(
+    run: Typed, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "preimage")
+    monkeypatch.setattr("preimage.models.memory._LARGE", 1000)
+    given = ["capture", "--model", model, "--text", "the cat", "--layers", 2, "--device", "cpu", "--json"]
+    code, out, _ = run(*given, "--out", tmp_path / "b")
+    assert (code, json.loads(out)["command"]) == (0, "capture")
+    assert [line for line in caplog.messages if "weights in float32 on cpu" in line]
+    monkeypatch.setattr("preimage.models.memory.free_bytes", lambda _: 1000)
+    code, out, _ = run(*given, "--out", tmp_path / "c")
+    assert (code, json.loads(out)["error"]["code"]) == (2, "bad_model")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import preimage
 from preimage.errors import ModelError, OptionError
-from preimage.models import read_preview
+from preimage.models import locate, read_preview
 from support.folders import VOCABULARY, make_folder, make_tokenizer
 from support.model_files import rewrite, same_weights
 from support.refusing import refused
@@ -61,6 +61,41 @@ def test_the_dtype_is_the_one_asked_for_whatever_the_checkpoint_says(name: str, 
         same_weights(original, model.module, dtype)
         assert model.dtype == dtype
     assert model.identity.dtype == name
+
+
+@pytest.mark.parametrize(
+    ("short", "name"),
+    [
+        ("fp32", "float32"),
+        ("fp64", "float64"),
+        ("bf16", "bfloat16"),
+        ("fp16", "float16"),
+        ("half", "float16"),
+    ],
+)
+def test_a_dtype_has_short_names(short: str, name: str, folder: Path) -> None:
+    model = preimage.load(folder, dtype=short)
+    assert model.dtype == getattr(torch, name)
+    assert model.identity == preimage.load(folder, dtype=name).identity
+
+
+def test_auto_is_the_dtype_that_the_config_names(folder: Path, gguf_file: Path) -> None:
+    assert preimage.load(folder, dtype="auto").dtype == torch.float32
+    for change in ({"dtype": "bfloat16"}, {"dtype": None, "torch_dtype": "bfloat16"}):
+        rewrite(folder, **change)
+        model = preimage.load(folder, dtype="auto")
+        assert model.dtype == torch.bfloat16
+        assert "torch.bfloat16" in repr(model)
+    rewrite(folder, dtype=None, torch_dtype=None)
+    assert preimage.load(folder, dtype="auto").dtype == torch.float32
+    rewrite(folder, text_config={"dtype": "float16"})
+    assert locate(str(folder)).dtype == "float16"
+    assert preimage.load(gguf_file, dtype="auto").dtype == torch.float32
+    rewrite(folder, dtype="float8_e4m3fn")
+    error = refused(ModelError, lambda: preimage.load(folder, dtype="auto"))
+    assert error.message.endswith(
+        "config.json names the dtype 'float8_e4m3fn', in which models are not loaded."
+    )
 
 
 def test_an_object_in_memory_is_taken_as_it_is() -> None:
@@ -179,7 +214,8 @@ def test_a_corrupt_tokenizer_is_refused(name: str, folder: Path) -> None:
 def test_an_unknown_dtype_names_the_known(dtype: Any, folder: Path) -> None:
     error = refused(OptionError, lambda: preimage.load(folder, dtype=dtype))
     assert error.message == f"dtype {str(dtype)!r} is not known."
-    assert error.hint == "Use one of float32, float64, bfloat16, float16."
+    known = "float32, fp32, float64, fp64, bfloat16, bf16, float16, fp16, half, auto"
+    assert error.hint == f"Use one of {known}."
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "", "cpu:x"])

@@ -17,7 +17,7 @@ start = time.process_time()
 import preimage
 preimage.PreimageError, preimage.PromptOptions, preimage.InvertOptions
 seconds = time.process_time() - start
-print(seconds, *sorted({"torch", "transformers", "pyarrow", "datasets"} & sys.modules.keys()))
+print(seconds, *sorted({"torch", "transformers", "accelerate", "pyarrow", "datasets"} & sys.modules.keys()))
 """
     runs = [
         subprocess.run(

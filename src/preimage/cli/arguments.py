@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 MANY = 2000  # prompts of a source without an end, where a command is about many
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Model = Annotated[str, typer.Option("--model", help="Alias, hub id, folder of safetensors, or GGUF file.")]
-Dtype = Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")]
+Dtype = Annotated[str, typer.Option(help="float32, float64, bf16, fp16, or auto: the checkpoint's own.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")]
+DeviceMap = Annotated[
+    str | None, typer.Option(help="auto: spread the weights over GPUs, memory and disk (accelerate).")
+]
 Texts = Annotated[list[str] | None, typer.Option("--text", help="A prompt; may be repeated.")]
 Source = Annotated[
     str | None,
@@ -180,12 +183,13 @@ def prepare(
     observe: Observation | None = None,
     dtype: str = "float32",
     device: str = "auto",
+    device_map: str | None = None,
     at_least: int = 1,
 ) -> tuple[LanguageModel, list[PromptSet]]:
     """A model and the prompts of every choice; what is wrong is refused before the weights are read."""
     from preimage.preparation import Preparation
 
-    prepared = Preparation(model, dtype=dtype, device=device)
+    prepared = Preparation(model, dtype=dtype, device=device, device_map=device_map)
     if layers is not None:
         (observe or Observation()).layers(layers, prepared.known.n_layers)
     if layer is not None:

@@ -42,6 +42,7 @@ def capture(
     scale_key: arg.ScaleKey = None,
     dtype: arg.Dtype = "float32",
     device: arg.Device = "auto",
+    device_map: arg.DeviceMap = None,
     json: arg.Json = False,
 ) -> None:
     """Run prompts through a model and keep their hidden states in a bundle."""
@@ -68,7 +69,7 @@ def capture(
 
     choice = arg.PromptChoice(text, prompts, count, length, seed, bos)
     loaded, (given,) = arg.prepare(
-        model, choice, layers=layers, observe=observation, dtype=dtype, device=device
+        model, choice, layers=layers, observe=observation, dtype=dtype, device=device, device_map=device_map
     )
     with progress_bar() as progress:
         states = preimage.capture(

@@ -42,6 +42,7 @@ def collisions(
     out: arg.Out = None,
     dtype: arg.Dtype = "float32",
     device: arg.Device = "auto",
+    device_map: arg.DeviceMap = None,
     json: arg.Json = False,
 ) -> int:
     """Compare the last states of many prompts, every pair, at every layer."""
@@ -54,7 +55,9 @@ def collisions(
     choice = arg.PromptChoice(text, prompts, count, length, seed, bos).unless_told(arg.MANY)
     sizes = _lengths(lengths, choice)
     choices = [replace(choice, length=size) for size in sizes] or [choice]
-    loaded, sets = arg.prepare(model, *choices, layers=layers, dtype=dtype, device=device)
+    loaded, sets = arg.prepare(
+        model, *choices, layers=layers, dtype=dtype, device=device, device_map=device_map
+    )
     with progress_bar() as progress:
         if sizes:
             by_length = dict(zip(sizes, sets, strict=True))
@@ -97,6 +100,7 @@ def continuations(
     out: arg.Out = None,
     dtype: arg.Dtype = "float32",
     device: arg.Device = "auto",
+    device_map: arg.DeviceMap = None,
     json: arg.Json = False,
 ) -> int:
     """Try every vocabulary token after a prefix and compare every two of their states."""
@@ -113,7 +117,9 @@ def continuations(
 
         prefixes = closest_prompts(audit, None, 10 if count is None else count)
     choices = [] if audit else [arg.PromptChoice(text, prompts, count, length, seed, bos)]
-    loaded, sets = arg.prepare(model, *choices, layer=layer, dtype=dtype, device=device)
+    loaded, sets = arg.prepare(
+        model, *choices, layer=layer, dtype=dtype, device=device, device_map=device_map
+    )
     given = prefixes if audit else sets[0]
     with progress_bar() as progress:
         scan = preimage.scan_continuations(loaded, given, layer, options=options, out=out, progress=progress)

@@ -52,8 +52,9 @@ def geometry(
     subsets: Annotated[int, typer.Option(help="Random tenths of the prompts for intervals; 0: none.")] = 20,
     out: arg.Out = None,
     figures: arg.Figures = "html",
-    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16, float16; or several.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32, float64, bf16, fp16, auto; or several.")] = "float32",
     device: arg.Device = "auto",
+    device_map: arg.DeviceMap = None,
     json: arg.Json = False,
 ) -> int:
     """Margins, co-Lipschitz constants and near-collisions, layer by layer, in full and in few bits.
@@ -94,7 +95,7 @@ def geometry(
         return _of_bundle(bundle, options, device, out, formats, json)
     choice = arg.PromptChoice(text, prompts, count).unless_told(arg.MANY)
     chosen = PromptOptions(count=choice.count, seed=seed, bos=bos)
-    over = SweepOptions(_listed(model), lengths, dtypes, quantisers)
+    over = SweepOptions(_listed(model), lengths, dtypes, quantisers, device_map)
     with progress_bar() as progress:
         sweep = sweep_geometry(
             over, list(text) if text else str(choice.source), layers=layers, prompts=chosen, options=options,

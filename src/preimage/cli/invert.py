@@ -67,6 +67,7 @@ def invert(
     out: arg.Out = None,
     dtype: arg.Dtype = "float32",
     device: arg.Device = "auto",
+    device_map: arg.DeviceMap = None,
     json: arg.Json = False,
 ) -> int:
     """Recover prompts from hidden states: of a bundle or file, or of prompts run for this purpose."""
@@ -86,7 +87,8 @@ def invert(
     )
     manifest = _check_source(path, choice, told, layer, prefix)
     made_by = (manifest or {}).get("model") or {}
-    prepared = Preparation(model or made_by.get("name") or "smollm2", dtype=dtype, device=device)
+    named = model or made_by.get("name") or "smollm2"
+    prepared = Preparation(named, dtype=dtype, device=device, device_map=device_map)
     wanted = None if layer is None else parse_layer(layer, prepared.known.n_layers)
     name = None
     if path is None:

@@ -44,6 +44,7 @@ def train(
     seed: arg.Seed = 0,
     dtype: arg.Dtype = "float32",
     device: arg.Device = "auto",
+    device_map: arg.DeviceMap = None,
     json: arg.Json = False,
 ) -> None:
     """Train a lens for a layer, or for what is seen inside a block; run again, it continues."""
@@ -58,7 +59,9 @@ def train(
     seen = Observation(observe or "residual")
     if observe == "final" and layer != "final":
         raise OptionError(f"--layer {layer} and --observe final were given.", "Give --layer final alone.")
-    loaded, _ = arg.prepare(model, layer=layer, observe=seen, dtype=dtype, device=device)
+    loaded, _ = arg.prepare(
+        model, layer=layer, observe=seen, dtype=dtype, device=device, device_map=device_map
+    )
     from preimage.inversion.proposers.lens_files import default_path
     from preimage.training import train_lens
 

@@ -17,7 +17,16 @@ from preimage.cli.app import app
 from preimage.cli.terminal import OutputError, Stdout, print_json, printable
 from preimage.errors import PreimageError
 
-_NOISY = ("httpx", "httpx2", "transformers", "filelock", "urllib3", "datasets", "torch.utils._pytree")
+_NOISY = (
+    "httpx",
+    "httpx2",
+    "transformers",
+    "accelerate",
+    "filelock",
+    "urllib3",
+    "datasets",
+    "torch.utils._pytree",
+)
 
 
 def run(argv: list[str]) -> int:

@@ -72,6 +72,7 @@ class SweepOptions:
     ``models``: names, as :func:`preimage.load` takes them, or models in memory, which keep their dtype.
     ``lengths``: windows of so many tokens; None: prompts as they are. ``dtypes``: of models given by name.
     ``quantisers``: how states are stored; None: by the quantiser of :class:`GeometryOptions` alone.
+    ``device_map``: as in :func:`preimage.load`, for models given by name.
 
     >>> SweepOptions(["smollm2"], lengths=(8, 16, 32)).dtypes
     ('float32',)
@@ -81,6 +82,7 @@ class SweepOptions:
     lengths: Sequence[int | None] = (None,)
     dtypes: Sequence[str] = ("float32",)
     quantisers: Sequence[Quantiser] | None = None
+    device_map: str | None = None
 
     def __post_init__(self) -> None:
         given = [self.models, self.lengths, self.dtypes]

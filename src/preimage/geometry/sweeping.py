@@ -53,7 +53,8 @@ def sweep_geometry(
         over = SweepOptions(over)
     chosen, dtypes = options or GeometryOptions(), over.dtypes
     quantisers = (chosen.quantiser,) if over.quantisers is None else over.quantisers
-    prepared = [Preparation(model, dtype=dtypes[0], device=device) for model in over.models]
+    prepared = [Preparation(model, dtype=dtypes[0], device=device, device_map=over.device_map)
+                for model in over.models]  # fmt: skip
     asked = {length: replace(prompts or PromptOptions(), length=length) for length in over.lengths}
     _check(prepared, source, asked, layers)
     runs: list[SweptGeometry] = []

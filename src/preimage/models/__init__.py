@@ -12,7 +12,16 @@ if TYPE_CHECKING:
     from preimage.models.identity import ModelIdentity, hash_files, tokenizer_hash
     from preimage.models.language_model import LanguageModel
     from preimage.models.loading import load
-    from preimage.models.locating import DTYPES, HUB_SECONDS, ModelFiles, check_device, check_dtype, locate
+    from preimage.models.locating import (
+        DTYPES,
+        HUB_SECONDS,
+        ModelFiles,
+        check_device,
+        check_device_map,
+        check_dtype,
+        locate,
+    )
+    from preimage.models.memory import weight_bytes
     from preimage.models.prefix import Prefix
     from preimage.models.preview import ModelPreview, read_preview
     from preimage.models.sampling import in_bfloat16, rows_at_once, written_by

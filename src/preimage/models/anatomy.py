@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from preimage.errors import ModelError
+from preimage.models.offloaded import device_of
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,9 @@ def _probe(backbone: nn.Module, embedding: nn.Module, blocks: tuple[nn.Module, .
         return blocks[index].register_forward_hook(hook, with_kwargs=True)
 
     handles = [record(index) for index in range(len(blocks))]
-    device = next(backbone.parameters()).device
+    ids = torch.tensor([[0, 1]], device=device_of(embedding))
     try:
-        last = backbone(torch.tensor([[0, 1]], device=device), use_cache=False).last_hidden_state
+        last = backbone(ids, use_cache=False).last_hidden_state
     except Exception as error:
         raise _refusal(name, f"a two-token pass failed ({error})") from error
     finally:
@@ -104,7 +105,7 @@ def _probe(backbone: nn.Module, embedding: nn.Module, blocks: tuple[nn.Module, .
 def _find_norm(backbone: nn.Module, top: Tensor, last: Tensor) -> nn.Module | None:
     """The child that turns the last block's output into ``last_hidden_state``, if one does."""
     for child in backbone.children():
-        if "norm" in type(child).__name__.lower() and torch.equal(child(top), last):
+        if "norm" in type(child).__name__.lower() and torch.equal(child(top).to(last.device), last):
             return child
     return None
 

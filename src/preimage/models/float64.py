@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from preimage.errors import ModelError
 from preimage.models.language_model import LanguageModel
+from preimage.models.offloaded import require_in_memory
 
 
 class Float64Throughout(TorchFunctionMode):
@@ -56,6 +57,7 @@ def double_copy(model: LanguageModel, *, head: bool = False) -> DoubleModel:
     ``head``: copy what is above the backbone too, for a loss or for a model to keep; ties are kept.
     """
     copied = model.module if head else model.anatomy.backbone
+    require_in_memory(copied)
     for name, parameter in copied.named_parameters():
         if not parameter.is_floating_point():
             raise ModelError(

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from preimage.models.offloaded import offloaded, replaced_forward, version, versions
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -42,11 +44,18 @@ def weight_hash(backbone: nn.Module) -> str:
     """SHA-256 over names, shapes, types and bytes of a backbone's parameters.
 
     The LM head is left out, because no hidden state depends on it: the same weights loaded with and without
-    a head are the same model. The values are those in memory, so another dtype is another hash.
+    a head are the same model. The values are those in memory, so another dtype is another hash; weights that
+    are brought in for a pass alone are read one by one.
     """
     named = sorted(backbone.named_parameters(), key=lambda item: item[0])
-    with ThreadPoolExecutor() as pool:  # hashlib lets go of the interpreter lock
-        digests = list(pool.map(lambda item: _tensor_digest(*item), named))
+    away = offloaded(backbone)
+
+    def digest(item: tuple[str, Tensor]) -> bytes:
+        name, tensor = item
+        return _tensor_digest(name, away[name].read(tensor) if name in away else tensor)
+
+    with ThreadPoolExecutor(1 if away else None) as pool:  # hashlib lets go of the interpreter lock
+        digests = list(pool.map(digest, named))
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
@@ -77,8 +86,9 @@ def alterations(module: nn.Module) -> tuple[int, ...]:
     numbers: list[int] = []
     for part in module.modules():
         numbers += [*part._forward_pre_hooks, *part._forward_hooks]
-        if "forward" in vars(part):
-            numbers.append(id(vars(part)["forward"]))
+        forward = replaced_forward(part)
+        if forward is not None:
+            numbers.append(id(forward))
     return tuple(numbers)
 
 
@@ -86,13 +96,23 @@ def fingerprint(module: nn.Module, embedding: nn.Module) -> tuple[object, ...]:
     """What changes when weights or hooks are changed in place.
 
     Of weights their version counters are read, which changes through ``.data`` pass by; of the embedding
-    table, which says what a token can be mistaken for, one column as well.
+    table, which says what a token can be mistaken for, one column as well. Of a weight that is read from a
+    file it is the file's date.
     """
-    tensors = (*module.parameters(), *module.buffers())
-    versions = ((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
-    table = next(embedding.parameters()).detach()
-    column = float(table.reshape(len(table), -1)[:, 0].double().nan_to_num().sum())
-    return (*versions, column, *alterations(module))
+    away = offloaded(module)
+    tensors = [t for name, t in module.named_parameters() if name not in away]
+    counted = [(t.data_ptr(), version(t)) for t in (*tensors, *module.buffers())]
+    return (*counted, *versions(away), _first_column(embedding), *alterations(module))
+
+
+def _first_column(embedding: nn.Module) -> float:
+    """The sum of one column of an embedding table; 0 where the table is in a file."""
+    name, table = next(embedding.named_parameters())
+    place = offloaded(embedding).get(name)
+    held = table if place is None else place.held
+    if held is None:
+        return 0.0
+    return float(held.detach().reshape(len(held), -1)[:, 0].double().nan_to_num().sum())
 
 
 def hash_files(folder: Path) -> str | None:
@@ -109,17 +129,23 @@ def hash_files(folder: Path) -> str | None:
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def _entries(path: Path) -> list[tuple[str, str, str, int, int]]:
-    """(name, type and shape, file, start, end) of every tensor of a file."""
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """What a safetensors file says of each of its tensors, and where in the file their bytes begin."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > _MAX_HEADER:
             raise ValueError("the header is too large")
-        header = json.loads(file.read(size))
+        header: dict[str, Any] = json.loads(file.read(size))
     header.pop("__metadata__", None)
+    return header, 8 + size
+
+
+def _entries(path: Path) -> list[tuple[str, str, str, int, int]]:
+    """(name, type and shape, file, start, end) of every tensor of a file."""
+    header, begin = read_header(path)
     entries = []
     for name, about in header.items():
-        start, end = (8 + size + offset for offset in about["data_offsets"])
+        start, end = (begin + offset for offset in about["data_offsets"])
         entries.append((name, f"{about['dtype']} {about['shape']}", str(path), start, end))
     return entries
 

@@ -17,6 +17,7 @@ from preimage.models.coded import is_coded
 from preimage.models.identity import ModelIdentity, alterations, fingerprint, weight_hash
 from preimage.models.lifting import entering
 from preimage.models.locating import ModelFiles
+from preimage.models.offloaded import device_of, in_full
 from preimage.models.prefix import Prefix, empty_cache
 from preimage.models.quirks import quirk_of
 from preimage.models.sites import needs_cache, require_keys, unseen, watching
@@ -112,8 +113,8 @@ class LanguageModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the embedding table lies, and so where inputs go."""
-        return next(self.anatomy.embedding.parameters()).device
+        """Where the embedding runs, and so where inputs go; states come back here."""
+        return device_of(self.anatomy.embedding)
 
     @property
     def lasting(self) -> bool:
@@ -138,7 +139,7 @@ class LanguageModel:
         now = fingerprint(self.module, self.anatomy.embedding)
         if now != self._fingerprint:
             self._edition, self._fingerprint = self._edition + 1, now
-            for name in ("_identity", "_embedding_table", "_decoded_head"):
+            for name in ("_identity", "_embedding_table", "_head_table"):
                 self.__dict__.pop(name, None)
 
     @property
@@ -213,7 +214,8 @@ class LanguageModel:
                 raise unseen(self, tap)
             if states[tap].ndim == 2:  # some MLPs see rows alone
                 states[tap] = states[tap].view(*given.shape[:2], -1)
-        return {tap: states[tap] for tap in layers}
+        device = self.device
+        return {tap: states[tap].to(device) for tap in layers}
 
     def states(
         self, ids: Int[Tensor, "batch position"], layers: Sequence[At]
@@ -239,14 +241,18 @@ class LanguageModel:
         weight = getattr(head, "weight", None)
         if weight is None or weight.shape[0] < self.vocab_size or weight.shape[1] != self.d_model:
             return None
-        table = self._decoded_head if is_coded(weight) else weight.detach()
+        if is_coded(weight) or weight.device != self.device:
+            self._forget_what_changed()
+            return self._head_table[: self.vocab_size]
+        table: Tensor = weight.detach()
         return table[: self.vocab_size]
 
     @cached_property
-    def _decoded_head(self) -> Tensor:
-        head: Any = self.module.get_output_embeddings()  # type: ignore[operator]  # PreTrainedModel's
-        table: Tensor = head.weight.dequantize()
-        return table
+    def _head_table(self) -> Tensor:
+        """The LM head's matrix where it has to be decoded, or brought here."""
+        weight: Any = in_full(self.module.get_output_embeddings(), "weight")  # type: ignore[operator]
+        table: Tensor = weight.dequantize() if is_coded(weight) else weight.detach()
+        return table.to(self.device)
 
     def prefix(self, tap: Tap) -> Prefix:
         """An empty prefix on which F^l, or what is seen at a site, can be grown and tried."""

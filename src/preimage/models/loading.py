@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from preimage.errors import ModelError, first_line
+from preimage.errors import ModelError, OptionError, first_line
 from preimage.models.language_model import LanguageModel
-from preimage.models.locating import ModelFiles, check_dtype, locate, unusable_device
+from preimage.models.locating import ModelFiles, check_device_map, check_dtype, locate, unusable_device
+from preimage.models.memory import require_room
 
 
 def load(
@@ -19,15 +20,23 @@ def load(
     *,
     dtype: str | torch.dtype = "float32",
     device: str | torch.device = "auto",
+    device_map: str | dict[str, Any] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
     tokenizer: Any = None,
     revision: str | None = None,
 ) -> LanguageModel:
     """Load a decoder-only model and map its layers.
 
     ``model`` is the alias ``smollm2``, a Hugging Face hub id, a local folder of safetensors, a GGUF file, or
-    a transformers model already in memory. One in memory keeps its dtype and device and is put into eval
-    mode. ``dtype`` is always explicit, because a checkpoint's own default would silently be bfloat16.
-    Code from the hub is never run and pickled weights are never opened.
+    a transformers model already in memory. One in memory keeps its dtype and device, also where accelerate
+    spread it over several, and is put into eval mode. ``dtype`` is always explicit, because a checkpoint's
+    own default would silently be bfloat16; ``auto`` is that default. Weights that the device cannot hold are
+    refused before they are read.
+
+    ``device_map`` instead of ``device`` spreads them as transformers does it: ``auto``, or devices by the
+    names of parts. What is left on the disk is read from there in every pass, and from ``offload_folder``
+    where the files do not hold it as it is used. Code from the hub is never run and pickled weights are never
+    opened.
     """
     if isinstance(model, LanguageModel):
         return model
@@ -35,16 +44,19 @@ def load(
         config = getattr(model, "config", None)
         name = getattr(config, "name_or_path", "") or type(model).__name__
         return LanguageModel(model, tokenizer, name=str(name), revision=revision)
-    torch_dtype: torch.dtype = getattr(torch, check_dtype(str(dtype)).removeprefix("torch."))
-    target = parse_device(device)
+    asked = check_dtype(str(dtype))
+    check_device_map(device_map, device)
+    target = None if device_map is not None else parse_device(device)
     files = model if isinstance(model, ModelFiles) else locate(os.fspath(model), revision)
+    named = files.dtype if asked == "auto" else asked
+    require_room(files, named, target)
     if files.path.is_file():
-        from preimage.models.gguf_files import read_gguf
-
-        module, own_tokenizer = read_gguf(files.path, torch_dtype)
+        module, own_tokenizer = _from_gguf(files.path, named, target)
     else:
-        module, own_tokenizer = _from_folder(files.path, torch_dtype)
-    module = module.requires_grad_(False).to(target)
+        spread = {} if target else {"device_map": device_map, "offload_folder": offload_folder}
+        module, own_tokenizer = _from_folder(files.path, named, spread)
+    module = module.requires_grad_(False)
+    module = module if target is None else module.to(target)
     return LanguageModel(
         module, tokenizer or own_tokenizer, name=files.name, revision=files.revision, files=files
     )
@@ -62,7 +74,15 @@ def parse_device(device: str | torch.device) -> torch.device:
     return target
 
 
-def _from_folder(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
+def _from_gguf(path: Path, dtype: str, target: torch.device | None) -> tuple[nn.Module, Any]:
+    from preimage.models.gguf_files import read_gguf
+
+    if target is None:
+        raise OptionError(f"{path} is a GGUF file, which no device map spreads.", "Give a device.")
+    return read_gguf(path, getattr(torch, dtype))
+
+
+def _from_folder(folder: Path, dtype: str, spread: dict[str, Any]) -> tuple[nn.Module, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
@@ -71,13 +91,15 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
     try:
         config = AutoConfig.from_pretrained(folder, **local)
         module, info = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **local
-        )
+            folder, config=config, dtype=getattr(torch, dtype), use_safetensors=True,
+            output_loading_info=True, **local, **spread,
+        )  # fmt: skip
     except Exception as error:  # transformers raises many kinds; the user needs one line
-        raise ModelError(
-            f"{folder} cannot be loaded as a causal language model: {first_line(error)}",
-            "Check that the folder holds config.json and unbroken safetensors of a transformers model.",
-        ) from error
+        hint = "Check that the folder holds config.json and unbroken safetensors of a transformers model"
+        if spread:
+            hint += ", and the device map; give an offload_folder"
+        message = f"{folder} cannot be loaded as a causal language model: {first_line(error)}"
+        raise ModelError(message, f"{hint}.") from error
     # transformers fills what is missing with random numbers; only the head may be, no state depends on it
     head = [f"{name}." for name, part in module.named_modules() if part is module.get_output_embeddings()]
     absent = sorted(name for name in info["missing_keys"] if not name.startswith(tuple(head)))

@@ -7,16 +7,21 @@ import logging
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 
-from preimage.errors import ModelError, OptionError, first_line
+from preimage.errors import MissingExtraError, ModelError, OptionError, first_line
 from preimage.models.aliases import ALIASES, ensure_converted
 from preimage.models.identity import hash_files
 
 log = logging.getLogger(__name__)
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-DTYPES = ("float32", "float64", "bfloat16", "float16")  # that a model is loaded in
+DTYPES = {
+    "float32": "float32", "fp32": "float32", "float64": "float64", "fp64": "float64",
+    "bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "fp16": "float16", "half": "float16",
+    "auto": "auto",
+}  # what a model is loaded in, by the names people use  # fmt: skip
 HUB_SECONDS = 3.0  # an unknown name must fail at once, not after a chain of retries
 
 
@@ -32,6 +37,23 @@ class ModelFiles:
     def hash(self) -> str | None:
         """SHA-256 over the tensors in the files, computed once; None where they are not safetensors."""
         return hash_files(self.path)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that config.json names; float32 where it names none, and of a GGUF file."""
+        try:
+            config = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+            inner = config.get("text_config") or {}
+            named = [part.get(key) for part in (config, inner) for key in ("dtype", "torch_dtype")]
+        except (OSError, ValueError, AttributeError):  # a GGUF file; else loading will say it properly
+            return "float32"
+        name = next((str(one) for one in named if one), "float32")
+        if DTYPES.get(name, "auto") == "auto":
+            raise ModelError(
+                f"{self.path}/config.json names the dtype {name!r}, in which models are not loaded.",
+                "Give a dtype other than auto.",
+            )
+        return DTYPES[name]
 
 
 def locate(name: str, revision: str | None = None) -> ModelFiles:
@@ -50,10 +72,11 @@ def locate(name: str, revision: str | None = None) -> ModelFiles:
 
 
 def check_dtype(name: str) -> str:
-    """Refuse a dtype that models are not loaded in."""
-    if name.removeprefix("torch.") not in DTYPES:
+    """A dtype's full name, or auto; refused where models are not loaded in it."""
+    known = DTYPES.get(name.removeprefix("torch."))
+    if known is None:
         raise OptionError(f"dtype {name!r} is not known.", f"Use one of {', '.join(DTYPES)}.")
-    return name
+    return known
 
 
 def check_device(name: str) -> str:
@@ -61,6 +84,17 @@ def check_device(name: str) -> str:
     if not re.fullmatch(r"auto|[a-z]+(:\d+)?", name):
         raise unusable_device(name)
     return name
+
+
+def check_device_map(device_map: object, device: object) -> None:
+    """Refuse a device map beside a device, and where nothing here can follow it."""
+    if device_map is None:
+        return
+    if device != "auto":
+        raise OptionError(f"device {device} and a device map were given.", "Give one of them.")
+    if find_spec("accelerate") is None:
+        raise MissingExtraError("A device map needs accelerate, which is not installed.",
+                                "Install it: pip install accelerate")  # fmt: skip
 
 
 def unusable_device(name: str) -> OptionError:

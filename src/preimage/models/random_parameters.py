@@ -11,18 +11,18 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from preimage.devices import free_bytes
 from preimage.errors import ModelError, PreimageError
 from preimage.models.float64 import DoubleModel, Float64Throughout
 from preimage.models.language_model import LanguageModel
+from preimage.models.offloaded import unhooked
 
-_MEMORY = Path("/proc/meminfo")  # where there is none, nothing is known and nothing refused
 _CONSTANTS = (type(None), bool, int, float, str, torch.dtype, type, FunctionType)
 _KERNELS = ("flash", "flex", "paged")  # attention that knows no float64; eager is the same map
 
@@ -52,7 +52,8 @@ def random_parameters(model: LanguageModel, seed: int = 0, *, head: bool = True)
 def copying(module: nn.Module) -> Iterator[None]:
     """Whatever goes wrong inside is told as one ``ModelError``."""
     try:
-        yield
+        with unhooked(module):
+            yield
     except PreimageError:
         raise
     except Exception as error:  # many kinds, one line
@@ -90,12 +91,7 @@ def _drawn(module: nn.Module, generator: torch.Generator) -> dict[int, Any]:
 
 def require_memory(numbers: int, device: torch.device | None = None) -> None:
     """Refuse a copy of so many float64 numbers where they do not fit, as far as the system tells."""
-    free = None
-    if device is not None and device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    elif _MEMORY.exists():
-        told = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines())
-        free = 1024 * int(told["MemAvailable"].split()[0])
+    free = free_bytes(device or torch.device("cpu"))
     if free is not None and 8 * numbers > free:
         raise ModelError(
             f"A copy in float64 takes {8 * numbers / 2**30:.1f} GiB; {free / 2**30:.1f} GiB are free.",
