@@ -20,7 +20,7 @@ from preimage.models import LanguageModel
 
 _ROUNDS = 64  # of one block at most
 _KEPT = 8  # rounds that are mixed
-_CLOSE = 1e-2  # what a round changes, relative, when it is the last
+_CLOSE, _LAST = 1e-3, 5e-2  # what the last round of a block changes: what is off grows from block to block
 _IN_VAIN = 12  # rounds that changed no less than one before them
 _PROMPTS, _LENGTH = 2, 32  # to find out on
 _OFF = 0.2  # relative, of nearly all positions where going down has failed
@@ -31,7 +31,7 @@ _lowest: WeakKeyDictionary[LanguageModel, dict[tuple[int, int], int]] = WeakKeyD
 def lowered(model: LanguageModel, states: Observed, layer: int, to: int, valid: Valid) -> Observed:
     """What left block ``to``, as far as it can be found out from what left block ``layer``."""
     for block in range(layer, to, -1):
-        states = _undo(model, states, block, valid)
+        states = _undo(model, states, block, valid, _CLOSE if block > to + 1 else _LAST)
     return states
 
 
@@ -51,15 +51,15 @@ def _find_lowest(model: LanguageModel, layer: int) -> int:
     valid = torch.ones(ids.shape, dtype=torch.bool, device=model.device)
     states = true[layer].float()
     for block in range(layer, 0, -1):
-        states, below = _undo(model, states, block, valid), true[block - 1].float()
+        states, below = _undo(model, states, block, valid, _CLOSE), true[block - 1].float()
         off = (states - below).norm(dim=-1) / below.norm(dim=-1).clamp_min(1e-30)
         if not off.quantile(0.9) <= _OFF:
             return block
     return 0
 
 
-def _undo(model: LanguageModel, above: Observed, block: int, valid: Valid) -> Observed:
-    """What entered a block that gave ``above``: the round that changed least."""
+def _undo(model: LanguageModel, above: Observed, block: int, valid: Valid, close: float) -> Observed:
+    """What entered a block that gave ``above``: the first round that changed little, or the least of all."""
     above = above.float()
     weight = (valid / above.norm(dim=-1).clamp_min(1e-30))[:, None, :, None]
     tried: list[Tensor] = []
@@ -74,7 +74,7 @@ def _undo(model: LanguageModel, above: Observed, block: int, valid: Valid) -> Ob
         changes = ((thens - torch.stack(tried, dim=1)) * weight).flatten(2)
         size = float(changes[:, -1].norm() / valid.sum().sqrt())
         best, least, vain = (then, size, 0) if size < least else (best, least, vain + 1)
-        if least < _CLOSE or vain == _IN_VAIN:
+        if least < close or vain == _IN_VAIN:
             break
         now = torch.einsum("pk,pktd->ptd", _mixed(changes), thens)
     return best
