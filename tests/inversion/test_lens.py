@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 import preimage
 from preimage.errors import ModelError, OptionError, RunFolderError
-from preimage.inversion.proposers import kept_keys, lens_files
+from preimage.inversion.proposers import features, kept_keys, lens_files
 from preimage.inversion.proposers import standard as proposers
 from preimage.inversion.proposers.lens_files import find_lens, read_info, read_lens, save_lens
 from preimage.models import LanguageModel
@@ -38,6 +38,20 @@ def test_training_beats_chance_by_far(trained: Path) -> None:
     untrained = read_lens(trained, model)
     torch.nn.init.normal_(untrained.project.weight)
     assert float((held_out_ranks(model, 2, untrained, ids) < 1).float().mean()) < 0.2
+
+
+def test_keys_may_be_of_embeddings_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token goes through a block for them."""
+    model = tiny("llama")
+    ids = torch.tensor([random_ids(16, seed) for seed in range(100, 116)])
+    path = train_lens(model, 2, "random", replace(SMALL, key_hidden=32), out=tmp_path / "lens").path
+    assert path is not None
+    monkeypatch.setattr(features, "token_features", lambda _: pytest.fail("the vocabulary was run"))
+    lens = read_lens(path, model)
+    assert lens.shape.key_hidden == 32
+    assert float((held_out_ranks(model, 2, lens, ids) < 1).float().mean()) > 0.5
+    (result,) = preimage.invert(model, preimage.capture(model, [random_ids(12)], 2), lens=path)
+    assert (result.status, result.proposer) == ("recovered", "lens-2")
 
 
 def test_a_lens_of_another_model_is_refused(trained: Path) -> None:
@@ -134,7 +148,7 @@ def test_the_engine_uses_a_lens_where_there_is_one(trained: Path, monkeypatch: p
     assert find_lens(model, 2) == info
     assert find_lens(model, 1) == info  # the states are carried up to it
     assert find_lens(model, 3) is None
-    for layer, name in ((1, "lens-2"), (2, "lens-2"), (3, "codebook+prior")):
+    for layer, name in ((1, "lens-2"), (2, "lens-2"), (3, "peel-0")):
         (found,) = preimage.invert(model, states, layer)
         assert (found.status, found.token_ids, found.proposer) == ("recovered", tuple(ids), name)
     with pytest.raises(OptionError, match="no lens for layer 3"):
@@ -165,11 +179,11 @@ def test_keys_are_made_once_for_all_processes(
     first = kept_keys.keys_of(model, lens, trained)
     (kept,) = (tmp_path / "cache" / "keys").rglob("*.safetensors")
 
-    def refuse(_: LanguageModel) -> torch.Tensor:
+    def refuse(*_: object) -> torch.Tensor:
         raise AssertionError("features are not computed again")
 
     with monkeypatch.context() as patched:
-        patched.setattr(kept_keys, "features_of", refuse)
+        patched.setattr(kept_keys, "features_for", refuse)
         again = kept_keys.keys_of(model, lens, trained)
         for name, part in first.parts().items():
             assert torch.equal(again.parts()[name], part)

@@ -37,6 +37,9 @@ def train(
     rank: Annotated[int, typer.Option(help="Width of queries and keys.")] = 512,
     hidden: Annotated[int, typer.Option(help="Width of the hidden layer.")] = 2304,
     neighbours: Annotated[int, typer.Option(help="States seen before and after a position.")] = 1,
+    key_hidden: Annotated[
+        int, typer.Option(help="Keys of embeddings alone, through a hidden layer so wide; 0: of features.")
+    ] = 0,
     sampled_tokens: Annotated[
         int | None, typer.Option(help="Tokens of self; default: 4,000,000 on a GPU, else 200,000.")
     ] = None,
@@ -52,6 +55,7 @@ def train(
 
     options = LensOptions(
         steps=steps, batch_tokens=batch_tokens, rank=rank, hidden=hidden, neighbours=neighbours,
+        key_hidden=key_hidden,
         sampled_tokens=sampled_tokens, seed=seed,
     )  # fmt: skip
     if sampled_tokens is not None and prompts != "self":

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from preimage.devices import by_device
 from preimage.errors import OptionError
-from preimage.inversion.proposers.features import token_features
+from preimage.inversion.proposers.features import features_for, features_width
 from preimage.inversion.proposers.lens import Lens, LensShape
 from preimage.inversion.proposers.lens_files import save_lens, told
 from preimage.layers import parse_layer
@@ -116,9 +116,10 @@ def _train(
     run: Run,
     progress: Progress,
 ) -> Lens:
-    features = token_features(model).clone()
-    sizes = {name: getattr(options, name) for name in ("rank", "hidden", "neighbours")}
-    shape = LensShape(model.width(tap), model.vocab_size, features.shape[1], **sizes)
+    sizes = {name: getattr(options, name) for name in ("rank", "hidden", "neighbours", "key_hidden")}
+    width = features_width(model, options.key_hidden)
+    shape = LensShape(model.width(tap), model.vocab_size, width, **sizes)
+    features = features_for(model, shape).clone()
     torch.manual_seed(options.seed)
     lens = Lens(shape).to(model.device)
     windows, pairs = _batch(model, text, options, step=-1)
@@ -172,7 +173,7 @@ def held_out_ranks(
     model: LanguageModel, tap: Tap, lens: Lens, ids: Int[Tensor, "prompt position"]
 ) -> Float[Tensor, "prompt position"]:
     """The rank of the true token at every position; 0 is the lens's first choice."""
-    keys = lens.keys(token_features(model))
+    keys = lens.keys(features_for(model, lens.shape))
     ranks = []
     for batch in ids.split(32):
         scores = lens(model.states(batch, (tap,))[tap], keys)

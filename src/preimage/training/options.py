@@ -73,6 +73,8 @@ class LensOptions:
     Half of every batch is text, a quarter text in which some tokens are replaced by random ones, the rest
     uniformly random tokens; without text all of it is. ``neighbours``: states before and after a position
     that the lens sees; where little is seen of each, as of the keys of a few heads, more of them help.
+    ``key_hidden``: keys are made of embeddings alone, through a hidden layer so wide, and not of token
+    features, which take a pass of the vocabulary; 0: of these.
     ``sampled_tokens``: how much the model writes to be trained on, where it does; None: 4,000,000 on a GPU,
     200,000 on a CPU.
     """
@@ -85,12 +87,13 @@ class LensOptions:
     rank: int = 512
     hidden: int = 2304
     neighbours: int = 1
+    key_hidden: int = 0
     sampled_tokens: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         smallest = dict.fromkeys(("steps", "batch_tokens", "length", "rank", "hidden"), 1)
-        for name, least in (smallest | {"neighbours": 0, "seed": 0}).items():
+        for name, least in (smallest | dict.fromkeys(("neighbours", "key_hidden", "seed"), 0)).items():
             check_whole(name, getattr(self, name), at_least=least)
         if self.sampled_tokens is not None:
             check_whole("sampled_tokens", self.sampled_tokens, at_least=1)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from preimage.inversion.proposers.lens import LensShape
 from preimage.models import LanguageModel
 
 _BLOCK = 2  # the block whose states, beside the embedding, describe a token
@@ -31,9 +32,15 @@ def embedding_features(model: LanguageModel) -> Float[Tensor, "vocabulary d_embe
     return _normalised(model.embedding_table)
 
 
-def features_width(model: LanguageModel) -> int:
-    """How wide the token features are."""
-    return model.embed(torch.zeros(1, dtype=torch.long)).shape[-1] + model.d_model
+def features_for(model: LanguageModel, shape: LensShape) -> Float[Tensor, "vocabulary d_features"]:
+    """What the keys of a lens of this shape are made of."""
+    return embedding_features(model) if shape.key_hidden else features_of(model)
+
+
+def features_width(model: LanguageModel, key_hidden: int = 0) -> int:
+    """How wide the features of a lens are."""
+    width = model.embed(torch.zeros(1, dtype=torch.long)).shape[-1]
+    return width if key_hidden else width + model.d_model
 
 
 @torch.inference_mode()

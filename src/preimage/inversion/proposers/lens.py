@@ -2,9 +2,9 @@
 
 It never decides anything; it proposes, and the verifier accepts or refuses. A query is computed from the
 state at t and its neighbours (t-1 and t+1, or more) and scored against one key for each vocabulary token. The
-keys are a trained projection of features the model itself provides (its embedding, and the token's state
-after two blocks in a fixed context), so that nothing the size of the vocabulary times the width has to be
-stored.
+keys are made of what the model itself knows of a token (its embedding, and its state after two blocks in a
+fixed context; or its embedding alone, through a hidden layer), so that nothing the size of the vocabulary
+times the width has to be stored.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class LensShape:
     rank: int = 512
     hidden: int = 2304
     neighbours: int = 1  # states before and after the position that the query sees
+    key_hidden: int = 0  # width of a hidden layer from embeddings to keys; 0: keys are of token features
 
     def to_dict(self) -> dict[str, Any]:
         """Plain json types."""
@@ -115,6 +116,9 @@ class Lens(nn.Module):
         self.down = nn.Linear(shape.hidden, shape.rank)
         self.leave = nn.LayerNorm(shape.rank)
         self.project = nn.Linear(shape.d_features, shape.rank, bias=False)
+        if shape.key_hidden:
+            self.key_up = nn.Linear(shape.d_features, shape.key_hidden)
+            self.key_down = nn.Linear(shape.key_hidden, shape.rank, bias=False)
         self.bias = nn.Parameter(torch.zeros(shape.vocab_size))
 
     def queries(self, states: Observed, valid: Valid | None = None) -> Float[Tensor, "prompt position rank"]:
@@ -125,8 +129,12 @@ class Lens(nn.Module):
         return query
 
     def keys(self, features: Float[Tensor, "vocabulary d_features"]) -> Float[Tensor, "vocabulary rank"]:
-        """One key a token, from :func:`token_features`."""
-        return self.project(features)  # type: ignore[no-any-return]
+        """One key a token, from :func:`features_for` this lens."""
+        keys: Tensor = self.project(features)
+        if self.shape.key_hidden:
+            sized = features * features.shape[1] ** 0.5  # they are of length 1
+            keys = keys + self.key_down(nn.functional.gelu(self.key_up(sized)))
+        return keys
 
     def forward(
         self, states: Observed, keys: Float[Tensor, "vocabulary rank"]

@@ -243,7 +243,9 @@ def _serves(info: LensInfo, model: LanguageModel) -> bool:
 def _has_sizes_of(info: LensInfo, model: LanguageModel) -> bool:
     if info.layer not in parse_layers("all", model.n_layers):
         return False
-    if info.shape.vocab_size != model.vocab_size or info.shape.d_features != features_width(model):
+    if info.shape.vocab_size != model.vocab_size:
+        return False
+    if info.shape.d_features != features_width(model, info.shape.key_hidden):
         return False
     return info.shape.d_model == model.width(info.tap)
 
