@@ -148,7 +148,7 @@ def test_the_engine_uses_a_lens_where_there_is_one(trained: Path, monkeypatch: p
     assert find_lens(model, 2) == info
     assert find_lens(model, 1) == info  # the states are carried up to it
     assert find_lens(model, 3) is None
-    for layer, name in ((1, "lens-2"), (2, "lens-2"), (3, "peel-0")):
+    for layer, name in ((1, "lens-2"), (2, "lens-2"), (3, "codebook+prior")):
         (found,) = preimage.invert(model, states, layer)
         assert (found.status, found.token_ids, found.proposer) == ("recovered", tuple(ids), name)
     with pytest.raises(OptionError, match="no lens for layer 3"):

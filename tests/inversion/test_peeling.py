@@ -49,8 +49,8 @@ def test_it_stops_above_a_block_that_cannot_be_undone() -> None:
 
 def test_a_deep_model_that_was_not_trained_is_read_at_once() -> None:
     """At its own layer a codebook finds hardly a token; undone, the blocks hide none."""
-    model = new_model("gpt2", (64, 10, 4), vocabulary=2000, max_length=64, device="cpu")
-    ids = torch.randint(2000, (4, 40), generator=torch.Generator().manual_seed(3)).tolist()
+    model = new_model("gpt2", (64, 10, 4), vocabulary=5000, max_length=64, device="cpu")
+    ids = torch.randint(5000, (4, 40), generator=torch.Generator().manual_seed(3)).tolist()
     found = preimage.invert(model, preimage.capture(model, ids, 10))
     assert [list(one.token_ids) for one in found] == ids
     assert {one.proposer for one in found} == {"peel-0"}

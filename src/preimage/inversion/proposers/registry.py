@@ -21,6 +21,7 @@ Builder: TypeAlias = "Callable[[LanguageModel, Tap, Proposer | None], Proposer]"
 
 LENS = "lens"
 GRADIENT = "gradient"  # SIPIT's descent: it scores nothing beforehand, and serves where the ranking failed
+_FEW_TOKENS = 4096  # a vocabulary that is soon tried in full
 _NEAR_TOKENS = 1  # the layer up to which an embedding is plain to see in a state, trained or not
 _BUILDERS: dict[str, Builder] = {}
 
@@ -72,7 +73,7 @@ def _best_there_is(model: LanguageModel, tap: Tap) -> tuple[str, ...]:
 def _can_be_peeled(model: LanguageModel, tap: Tap) -> bool:
     from preimage.inversion.proposers.peeling import lowest_layer
 
-    if not isinstance(tap, int) or tap <= _NEAR_TOKENS:
+    if not isinstance(tap, int) or tap <= _NEAR_TOKENS or model.vocab_size <= _FEW_TOKENS:
         return False
     return lowest_layer(model, tap) <= _NEAR_TOKENS
 
