@@ -281,6 +281,12 @@ def test_a_device_beside_a_device_map_is_refused(folder: Path) -> None:
     refused(OptionError, lambda: Preparation(str(folder), device="cpu", device_map="auto"))
 
 
+def test_an_unknown_device_map_is_refused_before_anything_is_loaded(folder: Path) -> None:
+    error = refused(OptionError, lambda: preimage.load(folder, device_map="everywhere"))
+    assert error.message == "Device map 'everywhere' is not known."
+    refused(OptionError, lambda: Preparation(str(folder), device_map="everywhere"))
+
+
 def test_a_gguf_file_is_not_spread(gguf_file: Path) -> None:
     error = refused(OptionError, lambda: preimage.load(gguf_file, device_map="auto"))
     assert "is a GGUF file" in error.message

@@ -43,7 +43,7 @@ Bits = Annotated[str, typer.Option(help="Quantise the states to so many bits, 8,
 Out = Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")]
 Figures = Annotated[str, typer.Option(help="Form of the figures of --out: html, svg, pdf, or several.")]
 Proposers = Annotated[
-    str | None, typer.Option(help="Of lens, codebook, prior, gradient; default: the best there is.")
+    str | None, typer.Option(help="Of lens, codebook, peel, prior, gradient; default: the best there is.")
 ]
 Bos = Annotated[
     bool | None, typer.Option("--bos/--no-bos", help="Begin with BOS or not; default: the tokenizer's way.")

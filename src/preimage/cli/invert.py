@@ -79,15 +79,12 @@ def invert(
         method=method, proposers=proposers, lens=lens, prove=prove, seed=seed, tolerance=tolerance,
         max_tests=max_tests, timeout=timeout, published_cost=published_cost, prefix=prefix or "",
     )  # fmt: skip
-    if lens is not None and not lens.is_file():
-        raise OptionError(f"There is no file {lens}.", "Check the path.")
     choice = arg.PromptChoice(text, prompts, count, length, seed, bos)
     told = arg.StatesChoice(
         key, mask_key, observe, stored, positions, rotary, permuted, rotated, scale_key, at
     )
     manifest = _check_source(path, choice, told, layer, prefix)
-    made_by = (manifest or {}).get("model") or {}
-    named = model or made_by.get("name") or "smollm2"
+    named = model or ((manifest or {}).get("model") or {}).get("name") or "smollm2"
     prepared = Preparation(named, dtype=dtype, device=device, device_map=device_map)
     wanted = None if layer is None else parse_layer(layer, prepared.known.n_layers)
     name = None
@@ -101,14 +98,18 @@ def invert(
     with progress_bar() as progress:
         results = preimage.invert(loaded, states, layer, options=options, out=out, progress=progress)
     if json:
-        seen = {"observation": states.observation.to_dict(), "key": name, "prompts": states.prompts}
-        rows = [_with_truth(result, states, index) for index, result in enumerate(results)]
-        print_result("invert", {"model": loaded.identity.to_dict()} | seen | {"results": rows})
+        _print_json(results, states, name, loaded)
     else:
         _show(results, loaded)
     if prove:
         _show_proofs(results, loaded, out, json)
     return DONE if all(result.status in ("recovered", "likely") for result in results) else FINDINGS
+
+
+def _print_json(results: list[Inversion], states: States, key: str | None, model: LanguageModel) -> None:
+    seen = {"observation": states.observation.to_dict(), "key": key, "prompts": states.prompts}
+    rows = [_with_truth(result, states, index) for index, result in enumerate(results)]
+    print_result("invert", {"model": model.identity.to_dict()} | seen | {"results": rows})
 
 
 def _check_source(

@@ -106,6 +106,8 @@ class InvertOptions:
             raise OptionError("The gradient alone is SIPIT.", "Choose the method sipit.")
 
     def _check_lens(self) -> None:
+        if not Path(self.lens or "").is_file():
+            raise OptionError(f"There is no file {self.lens}.", "Check the path.")
         if self.method != "fast":
             raise OptionError(f"Method {self.method} uses no lens.", "Give a lens to fast alone.")
         if LENS not in self.chosen_proposers:

@@ -22,6 +22,7 @@ DTYPES = {
     "bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "fp16": "float16", "half": "float16",
     "auto": "auto",
 }  # what a model is loaded in, by the names people use  # fmt: skip
+_DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's, by their names
 HUB_SECONDS = 3.0  # an unknown name must fail at once, not after a chain of retries
 
 
@@ -90,6 +91,8 @@ def check_device_map(device_map: object, device: object) -> None:
     """Refuse a device map beside a device, and where nothing here can follow it."""
     if device_map is None:
         return
+    if isinstance(device_map, str) and device_map not in _DEVICE_MAPS:
+        raise OptionError(f"Device map {device_map!r} is not known.", f"Use {', '.join(_DEVICE_MAPS)}.")
     if device != "auto":
         raise OptionError(f"device {device} and a device map were given.", "Give one of them.")
     if find_spec("accelerate") is None:
