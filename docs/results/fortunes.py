@@ -17,15 +17,22 @@ TOPICS = ("science", "wisdom", "people", "literature", "work", "politics", "educ
           "pratchett", "kids", "computers", "law", "love", "drugs", "food")  # fmt: skip
 
 
+def sayings(folder: Path, topics: tuple[str, ...]) -> list[str]:
+    """Every saying of these topics, but for tables."""
+    files = [folder / topic for topic in topics if (folder / topic).exists()]
+    every = [one.strip() for file in files for one in file.read_text(errors="replace").split("\n%\n")]
+    return [one for one in every if "\t\t" not in one]
+
+
 def main(folder: Path, out: Path) -> None:
     """Draw them."""
     tokenizer = preimage.load("smollm2", device="cpu").tokenizer
     files = [folder / topic for topic in TOPICS if (folder / topic).exists()]
-    sayings = [one.strip() for file in files for one in file.read_text(errors="replace").split("\n%\n")]
+    every = [one.strip() for file in files for one in file.read_text(errors="replace").split("\n%\n")]
     random.seed(3)
-    random.shuffle(sayings)
+    random.shuffle(every)
     rows: list[list[int]] = []
-    for saying in sayings:
+    for saying in every:
         ids = tokenizer(saying, add_special_tokens=False)["input_ids"]
         if len(ids) >= 64 and "\t\t" not in saying:  # no tables
             rows.append(ids[:64])

@@ -18,7 +18,7 @@ from preimage.inversion.proposers.lens import Lens, LensShape
 from preimage.inversion.proposers.lens_files import save_lens, told
 from preimage.layers import parse_layer
 from preimage.models import LanguageModel, in_bfloat16, without_positions
-from preimage.observations import Observation, Site, Tap
+from preimage.observations import Observation, Site, Tap, in_words
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptOptions, gather
 from preimage.storage import Run
@@ -28,6 +28,8 @@ from preimage.training.options import LensOptions
 from preimage.training.trainer import Recipe, Trainer, seeded, windows_of
 
 _SAMPLED_TOKENS = {"cpu": 200_000, "cuda": 4_000_000}
+_SIZES = ("rank", "hidden", "neighbours", "key_hidden", "prior")
+_NEAR_TOP = 0.75  # of the blocks, from which on a lens takes in what the model expects
 _WEIGHTS = (0.9, 0.1)  # of windows and of prompts of two tokens in the loss
 
 
@@ -66,7 +68,7 @@ def train_lens(
     dict_keys(['random'])
     """
     at = without_positions(model, _checked(tap, model.n_layers))
-    chosen = _settled(options or LensOptions(), model, text)
+    chosen = _settled(options or LensOptions(), model, at, text)
     given = text if isinstance(text, Tensor) else training_text(model, text)
     if given is not None and 0 < given.shape[-1] < chosen.length:
         raise OptionError(
@@ -100,12 +102,19 @@ def _checked(tap: Tap, n_layers: int) -> Tap:
     return parse_layer(tap, n_layers)
 
 
-def _settled(options: LensOptions, model: LanguageModel, text: str | Tensor) -> LensOptions:
-    """The options with what depends on the model: no window is longer than it allows."""
+def _settled(options: LensOptions, model: LanguageModel, tap: Tap, text: str | Tensor) -> LensOptions:
+    """The options with what depends on the model and the place: no window is longer than it allows."""
     own = isinstance(text, str) and text == "self"
     tokens = options.sampled_tokens or by_device(_SAMPLED_TOKENS, model.device)
     length = min(options.length, model.max_length or options.length)
-    return replace(options, length=length, sampled_tokens=tokens if own else None)
+    can = not isinstance(tap, Site) and model.unembedding is not None
+    if options.prior and not can:
+        raise OptionError(
+            f"What the model expects is not known from {in_words(tap)}.", "Leave the prior out."
+        )
+    high = tap == "final" or (not isinstance(tap, Site) and tap >= _NEAR_TOP * model.n_layers)
+    prior = can and high if options.prior is None else options.prior
+    return replace(options, length=length, sampled_tokens=tokens if own else None, prior=prior)
 
 
 def _train(
@@ -116,7 +125,7 @@ def _train(
     run: Run,
     progress: Progress,
 ) -> Lens:
-    sizes = {name: getattr(options, name) for name in ("rank", "hidden", "neighbours", "key_hidden")}
+    sizes = {name: int(getattr(options, name)) for name in _SIZES}
     width = features_width(model, options.key_hidden)
     shape = LensShape(model.width(tap), model.vocab_size, width, **sizes)
     features = features_for(model, shape).clone()
@@ -126,15 +135,13 @@ def _train(
     lens.standardise.fit(*(model.states(ids, (tap,))[tap] for ids in (windows, pairs)))
 
     def loss(step: int) -> Float[Tensor, ""]:
-        seen = [
-            (ids.to(model.device), model.states(ids, (tap,))[tap].clone())
-            for ids in _batch(model, text, options, step)
-        ]
+        batch = [ids.to(model.device) for ids in _batch(model, text, options, step)]
+        seen = [_seen(model, tap, lens, ids) for ids in batch]
         total = torch.zeros((), device=model.device)
         with in_bfloat16(model.device):  # the lens alone: it learns from states as they are
             keys = lens.keys(features)
-            for (ids, states), weight in zip(seen, _WEIGHTS, strict=True):
-                scores = lens(states, keys).flatten(0, 1)
+            for ids, (states, before), weight in zip(batch, seen, _WEIGHTS, strict=True):
+                scores = lens(states, keys, _expected(model, before)).flatten(0, 1)
                 total = total + weight * nn.functional.cross_entropy(scores, ids.flatten())
         return total
 
@@ -142,6 +149,25 @@ def _train(
     recipe = Recipe(options.steps, options.learning_rate, 0.02, options.weight_decay, (0.9, 0.98), tf32=True)
     Trainer(lens, loss, recipe, run.place("training.safetensors")).advance(options.steps, progress)
     return lens.eval().requires_grad_(False)
+
+
+def _seen(
+    model: LanguageModel, tap: Tap, lens: Lens, ids: Int[Tensor, "prompt position"]
+) -> tuple[Float[Tensor, "prompt position d"], Float[Tensor, "prompt position d_model"] | None]:
+    """What a lens reads of prompts and, where it counts, the state before each position under the LM head."""
+    if not lens.shape.prior:
+        return model.states(ids, (tap,))[tap].clone(), None
+    taps: tuple[Tap, ...] = tuple(dict.fromkeys((tap, "final")))
+    states = model.states(ids, taps)
+    return states[tap].clone(), nn.functional.pad(states["final"], (0, 0, 1, 0))[:, :-1].clone()
+
+
+def _expected(
+    model: LanguageModel, before: Float[Tensor, "prompt position d_model"] | None
+) -> Float[Tensor, "prompt position vocabulary"] | None:
+    """The model's logits for every position, behind the states before it."""
+    table = model.unembedding
+    return None if before is None or table is None else before.to(table) @ table.T
 
 
 def held_out(model: LanguageModel, tap: Tap, lens: Lens, count: int = 24) -> dict[str, dict[str, float]]:
@@ -176,7 +202,8 @@ def held_out_ranks(
     keys = lens.keys(features_for(model, lens.shape))
     ranks = []
     for batch in ids.split(32):
-        scores = lens(model.states(batch, (tap,))[tap], keys)
+        states, before = _seen(model, tap, lens, batch)
+        scores = lens(states, keys, _expected(model, before))
         true = scores.gather(2, batch.to(scores.device)[..., None])
         ranks.append((scores > true).sum(dim=2).float().cpu())
     return torch.cat(ranks)

@@ -74,7 +74,8 @@ class LensOptions:
     uniformly random tokens; without text all of it is. ``neighbours``: states before and after a position
     that the lens sees; where little is seen of each, as of the keys of a few heads, more of them help.
     ``key_hidden``: keys are made of embeddings alone, through a hidden layer so wide, and not of token
-    features, which take a pass of the vocabulary; 0: of these.
+    features, which take a pass of the vocabulary; 0: of these. ``prior``: whether what the model expects
+    behind the position before is added, weighted position by position; None: near the top of the model.
     ``sampled_tokens``: how much the model writes to be trained on, where it does; None: 4,000,000 on a GPU,
     200,000 on a CPU.
     """
@@ -88,6 +89,7 @@ class LensOptions:
     hidden: int = 2304
     neighbours: int = 1
     key_hidden: int = 0
+    prior: bool | None = None
     sampled_tokens: int | None = None
     seed: int = 0
 

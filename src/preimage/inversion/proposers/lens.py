@@ -4,13 +4,15 @@ It never decides anything; it proposes, and the verifier accepts or refuses. A q
 state at t and its neighbours (t-1 and t+1, or more) and scored against one key for each vocabulary token. The
 keys are made of what the model itself knows of a token (its embedding, and its state after two blocks in a
 fixed context; or its embedding alone, through a hidden layer), so that nothing the size of the vocabulary
-times the width has to be stored.
+times the width has to be stored. Near the top of a model a state says more of the next token than of its own:
+there what the model expects behind the position before is added, as much of it as the lens has learned to
+believe at that position.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
@@ -33,10 +35,18 @@ class LensShape:
     hidden: int = 2304
     neighbours: int = 1  # states before and after the position that the query sees
     key_hidden: int = 0  # width of a hidden layer from embeddings to keys; 0: keys are of token features
+    prior: int = 0  # 1: with a weight a position for what the model expects there
 
     def to_dict(self) -> dict[str, Any]:
         """Plain json types."""
         return asdict(self)
+
+
+class Reading(NamedTuple):
+    """What a lens makes of states."""
+
+    queries: Float[Tensor, "prompt position rank"]
+    belief: Float[Tensor, "prompt position"] | None  # the weight of what the model expects, where it counts
 
 
 class Standardise(nn.Module):
@@ -119,14 +129,19 @@ class Lens(nn.Module):
         if shape.key_hidden:
             self.key_up = nn.Linear(shape.d_features, shape.key_hidden)
             self.key_down = nn.Linear(shape.key_hidden, shape.rank, bias=False)
+        if shape.prior:
+            self.belief = nn.Linear(shape.hidden, 1)
+            nn.init.zeros_(self.belief.weight)
+            nn.init.constant_(self.belief.bias, 0.5)
         self.bias = nn.Parameter(torch.zeros(shape.vocab_size))
 
-    def queries(self, states: Observed, valid: Valid | None = None) -> Float[Tensor, "prompt position rank"]:
+    def read(self, states: Observed, valid: Valid | None = None) -> Reading:
         """One query a position; positions that are not valid are as good as not there."""
         own = self.enter(self.standardise(states))
         seen = window(own if valid is None else own * valid[..., None], self.shape.neighbours)
-        query: Tensor = self.leave(self.linear(seen) + self.down(nn.functional.gelu(self.up(seen))))
-        return query
+        hidden = nn.functional.gelu(self.up(seen))
+        queries: Tensor = self.leave(self.linear(seen) + self.down(hidden))
+        return Reading(queries, self.belief(hidden)[..., 0] if self.shape.prior else None)
 
     def keys(self, features: Float[Tensor, "vocabulary d_features"]) -> Float[Tensor, "vocabulary rank"]:
         """One key a token, from :func:`features_for` this lens."""
@@ -137,7 +152,12 @@ class Lens(nn.Module):
         return keys
 
     def forward(
-        self, states: Observed, keys: Float[Tensor, "vocabulary rank"]
+        self,
+        states: Observed,
+        keys: Float[Tensor, "vocabulary rank"],
+        expected: Float[Tensor, "prompt position vocabulary"] | None = None,
     ) -> Float[Tensor, "prompt position vocabulary"]:
-        """The score of every token at every position."""
-        return self.queries(states) @ keys.T + self.bias
+        """The score of every token at every position; ``expected``: the model's logits for that position."""
+        queries, belief = self.read(states)
+        scores = queries @ keys.T + self.bias
+        return scores if belief is None or expected is None else scores + belief[..., None] * expected

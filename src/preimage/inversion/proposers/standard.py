@@ -59,12 +59,18 @@ class LensProposer:
         self.name = f"lens-{at._replace(rotary='after') if isinstance(at, Site) else at}"
         self._model, self._tap, self._lens, self._at = model, tap, lens, at
         self._turned = keys_of(model, lens, path)
+        self._expected = _head_keys(model) if lens.shape.prior and not isinstance(at, Site) else None
 
     def score(self, observed: Observed, valid: Valid) -> Scores:
-        """Queries from each position and its neighbours."""
+        """Queries from each position and its neighbours, and what the model expects where that counts."""
         with torch.inference_mode():
-            queries = self._turned.turn(self._lens.queries(self._as_learned(observed), valid))
-        return Scores((Part(queries.flatten(0, 1), (self._turned.keys,)),), observed.shape[1])
+            seen = self._as_learned(observed)
+            queries, belief = self._lens.read(seen, valid)
+            parts = [Part(self._turned.turn(queries).flatten(0, 1), (self._turned.keys,))]
+            if belief is not None and self._expected is not None and not isinstance(self._at, Site):
+                before = state_before(self._model, seen, self._at) * belief[..., None]
+                parts.append(Part(before.flatten(0, 1), (self._expected,)))
+        return Scores(tuple(parts), observed.shape[1])
 
     def _as_learned(self, observed: Observed) -> Observed:
         if isinstance(self._tap, Site) or isinstance(self._at, Site):
@@ -154,30 +160,25 @@ class PriorProposer:
     """
 
     def __init__(self, model: LanguageModel, layer: Layer, base: Proposer | None) -> None:
-        table = model.unembedding
-        if table is None:
+        keys = _head_keys(model)
+        if keys is None:
             raise OptionError(f"{model.name} has no LM head, so it has no prior.", "Leave the prior out.")
         self.name = "prior" if base is None else f"{base.name}+prior"
         self._model, self._layer, self._base = model, layer, base
-        self._keys = Keys(table.float(), torch.zeros(len(table), device=table.device))
+        self._keys = keys
         if base is not None:
             self._weight, self._threshold = self._calibrate(base)
 
     def score(self, observed: Observed, valid: Valid) -> Scores:
         """Log-probabilities up to a constant a position; none at the first."""
         with torch.inference_mode():
-            before = self._expect(observed)
+            before = state_before(self._model, observed, self._layer)
             if self._base is None:
                 return self._prior(before)
             base = self._base.score(observed, valid)
             likely = self._likelihood(base, before, valid) > self._threshold
             queries = before * (self._weight * likely[:, None, None])
             return Scores((*base.parts, *self._prior(queries).parts), base.length)
-
-    def _expect(self, observed: Tensor) -> Tensor:
-        """The state before each position, as the LM head sees it."""
-        final = _lift(self._model, observed, self._layer, "final").float()
-        return torch.nn.functional.pad(final, (0, 0, 1, 0))[:, :-1]
 
     def _prior(self, before: Tensor) -> Scores:
         return Scores((Part(before.flatten(0, 1), (self._keys,)),), before.shape[1])
@@ -209,7 +210,7 @@ class PriorProposer:
         valid = torch.ones_like(windows, dtype=torch.bool)
         with torch.inference_mode():
             states = self._model.states(windows, (self._layer,))[self._layer]
-            base, before = proposer.score(states, valid), self._expect(states)
+            base, before = proposer.score(states, valid), state_before(self._model, states, self._layer)
             likely = self._likelihood(base, before, valid)
             one, other = float(likely[:text].median()), float(likely[text:].median())
             if one - other < 1.0:
@@ -248,6 +249,18 @@ def _with_lens(model: LanguageModel, tap: Tap, info: LensInfo) -> Proposer:
         half = tap._replace(kind=info.place, rotary=tap.rotary if info.place == "keys" else "after")
         return HalfProposer(_with_lens(model, half, info), model.width(half), first=info.place == "keys")
     return LensProposer(model, tap, read_lens(info.path, model), info.tap, info.path)
+
+
+def state_before(model: LanguageModel, observed: Observed, layer: Layer) -> Observed:
+    """The state before each position, as the LM head sees it; zeros before the first."""
+    final = _lift(model, observed, layer, "final").float()
+    return torch.nn.functional.pad(final, (0, 0, 1, 0))[:, :-1]
+
+
+def _head_keys(model: LanguageModel) -> Keys | None:
+    """The LM head's matrix as keys, where there is one."""
+    table = model.unembedding
+    return None if table is None else Keys(table.float(), torch.zeros(len(table), device=table.device))
 
 
 def _lift(model: LanguageModel, observed: Tensor, layer: Layer, to: Layer) -> Tensor:
