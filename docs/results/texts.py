@@ -1,6 +1,7 @@
 """Prompts of several kinds of text that no lens was trained on, from four packages of Debian.
 
-    apt-get download fortunes fortunes-de libjs-jquery manpages && for one in *.deb; do dpkg -x $one text; done
+    apt-get download fortunes fortunes-de libjs-jquery manpages
+    for one in *.deb; do dpkg -x $one text; done
     python docs/results/texts.py text PROMPTS.json
 
 English prose (sayings), code (JavaScript), German prose, manual pages (English in troff's markup), and random
@@ -30,7 +31,9 @@ def main(folder: Path, out: Path) -> None:
     pages = sorted((share / "man").rglob("*.gz"))
     texts = {
         "prose": fortunes.sayings(share / "games" / "fortunes", fortunes.TOPICS),
-        "german": fortunes.sayings(share / "games" / "fortunes" / "de", ("anekdoten", "gedichte", "witze", "zitate")),
+        "german": fortunes.sayings(
+            share / "games" / "fortunes" / "de", ("anekdoten", "gedichte", "witze", "zitate")
+        ),
         "code": [script],
         "manual": [gzip.decompress(page.read_bytes()).decode(errors="replace") for page in pages],
     }

@@ -64,7 +64,7 @@ def bench_inversion(
     model: LanguageModel,
     layers: LayerSpec = (15, 30),
     *,
-    prompts: BenchPrompts | None = None,
+    prompts: BenchPrompts | Sequence[Sequence[int]] | None = None,
     sipit: SipitRuns | None = None,
     proposers: str | None = None,
     progress: Progress = silent,
@@ -78,8 +78,8 @@ def bench_inversion(
     is no speed-up.
     """
     chosen = parse_layers(layers, model.n_layers)
-    prompts, sipit = prompts or BenchPrompts(), sipit or SipitRuns()
-    ids = prompts.gather(model)
+    sipit = sipit or SipitRuns()
+    ids, described = _gathered(model, prompts or BenchPrompts())
     table: dict[str, Any] = {}
     for done, layer in enumerate(chosen):
         progress(done, len(chosen), f"layers, now {layer}")
@@ -87,11 +87,23 @@ def bench_inversion(
         if sipit.prompts:
             slow = [row[: sipit.length] for row in ids[: sipit.prompts]]
             table[str(layer)] |= _against_sipit(model, layer, slow, sipit.seconds)
-    return {"layers": table, **_conditions(model, prompts)}
+    return {"layers": table, **_conditions(model, described)}
 
 
-def _conditions(model: LanguageModel, prompts: BenchPrompts) -> dict[str, Any]:
-    return {"prompts": asdict(prompts), "model": model.identity.to_dict(), "hardware": hardware(model.device)}
+def _gathered(
+    model: LanguageModel, prompts: BenchPrompts | Sequence[Sequence[int]]
+) -> tuple[list[tuple[int, ...]], dict[str, Any]]:
+    """The prompts, as they are or drawn from what every machine has; and what to say of them."""
+    if isinstance(prompts, BenchPrompts):
+        return prompts.gather(model), asdict(prompts)
+    ids = [tuple(row) for row in prompts]
+    if not ids or not all(ids):
+        raise OptionError("A benchmark needs prompts of at least one token.", "Give some.")
+    return ids, {"given": len(ids), "length": max(map(len, ids))}
+
+
+def _conditions(model: LanguageModel, prompts: dict[str, Any]) -> dict[str, Any]:
+    return {"prompts": prompts, "model": model.identity.to_dict(), "hardware": hardware(model.device)}
 
 
 def _statuses(results: Iterable[Inversion]) -> dict[str, int]:
@@ -207,7 +219,7 @@ def bench_throughput(
     model: LanguageModel,
     layers: LayerSpec = (15,),
     *,
-    prompts: BenchPrompts | None = None,
+    prompts: BenchPrompts | Sequence[Sequence[int]] | None = None,
     rounds: int = 3,
     proposers: str | None = None,
     progress: Progress = silent,
@@ -220,9 +232,8 @@ def bench_throughput(
     if rounds < 1:
         raise OptionError(f"rounds is {rounds}.", "Give at least 1.")
     chosen = parse_layers(layers, model.n_layers)
-    prompts = prompts or BenchPrompts(prose=400, code=300, random=300)
-    ids = prompts.gather(model)
-    plain = partial(plain_forward, model, ids, max(1, _PLAIN_BATCH_TOKENS // prompts.length))
+    ids, described = _gathered(model, prompts or BenchPrompts(prose=400, code=300, random=300))
+    plain = partial(plain_forward, model, ids, max(1, _PLAIN_BATCH_TOKENS // len(ids[0])))
     plain()  # warm
     forward = statistics.median(seconds(plain, model.device) for _ in range(rounds))
     table: dict[str, Any] = {}
@@ -231,7 +242,7 @@ def bench_throughput(
         table[str(layer)] = _many(model, layer, ids, rounds, proposers)
         took = table[str(layer)]["seconds"]
         table[str(layer)] |= {"ratio_to_forward": took / forward, "fraction_of_forward": forward / took}
-    return {"layers": table, "forward_seconds": forward, **_conditions(model, prompts)}
+    return {"layers": table, "forward_seconds": forward, **_conditions(model, described)}
 
 
 def _many(

@@ -14,6 +14,7 @@ from preimage.cli import arguments as arg
 from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import BundleError, OptionError
 from preimage.layers import Layer, parse_layer
+from preimage.observations import in_words
 from preimage.storage import read_manifest
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ def invert(
     method: Annotated[str, typer.Option(help="fast, sipit or brute-force.")] = "fast",
     proposers: arg.Proposers = None,
     lens: Annotated[Path | None, typer.Option(help="The file of the lens that proposes.")] = None,
+    train_lens: Annotated[
+        bool | None,
+        typer.Option(help="Train a lens first where there is none; default: where there is much to invert."),
+    ] = None,
     prove: Annotated[bool, typer.Option(help="Try the whole vocabulary at every position; slow.")] = False,
     tolerance: Annotated[float | None, typer.Option(help="Relative; default: calibrated.")] = None,
     max_tests: Annotated[int | None, typer.Option(help="Verifier tests a prompt may cost.")] = None,
@@ -95,6 +100,8 @@ def invert(
     else:
         states = _open_bundle(path, manifest, told, prepared, any_model)
     loaded = prepared.model
+    if options.method == "fast" and not options.chosen_proposers and lens is None:
+        _train_if_worth(loaded, states, layer, train_lens)
     with progress_bar() as progress:
         results = preimage.invert(loaded, states, layer, options=options, out=out, progress=progress)
     if json:
@@ -104,6 +111,31 @@ def invert(
     if prove:
         _show_proofs(results, loaded, out, json)
     return DONE if all(result.status in ("recovered", "likely") for result in results) else FINDINGS
+
+
+def _train_if_worth(model: LanguageModel, states: States, layer: str | None, wanted: bool | None) -> None:
+    """Train a lens where there is none and it was asked for, or there is much to invert; say so."""
+    if wanted is False or states.positions != "all":
+        return
+    at = parse_layer(layer, model.n_layers) if layer is not None else states.layers[0]
+    if len(states.layers) > 1 and layer is None:
+        return  # refused later, by name
+    from preimage.inversion.proposers.lens_files import default_path, find_lenses
+    from preimage.training import is_worth_training, train_lens, training_tokens
+
+    tap = states.observation.tap(at, model.n_layers)
+    tokens = sum(states.lengths)
+    if find_lenses(model, tap) if wanted else not is_worth_training(model, tap, tokens):
+        return
+    path = default_path(model, tap)
+    typer.echo(
+        f"There is no lens for {in_words(tap)} of {model.name}. One is trained first, for about "
+        f"{training_tokens(model, tap):,} forward tokens, and kept in {path}; the prompts have {tokens:,}. "
+        "--no-train-lens leaves it out.",
+        err=True,
+    )
+    with progress_bar() as progress:
+        train_lens(model, tap, out=path, progress=progress)
 
 
 def _print_json(results: list[Inversion], states: States, key: str | None, model: LanguageModel) -> None:

@@ -33,15 +33,21 @@ def train(
         str, typer.Option(help="self (what the model writes), default, random, or a source of your own text.")
     ] = "self",
     steps: Annotated[int, typer.Option(help="Training steps.")] = 1200,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens a step.")] = 6144,
+    batch_tokens: Annotated[
+        int | None, typer.Option(help="Tokens a step; default: 8,192 on a GPU, else 2,048.")
+    ] = None,
     rank: Annotated[int, typer.Option(help="Width of queries and keys.")] = 512,
     hidden: Annotated[int, typer.Option(help="Width of the hidden layer.")] = 2304,
     neighbours: Annotated[int, typer.Option(help="States seen before and after a position.")] = 1,
     key_hidden: Annotated[
         int, typer.Option(help="Keys of embeddings alone, through a hidden layer so wide; 0: of features.")
     ] = 0,
+    prior: Annotated[
+        bool | None,
+        typer.Option(help="Weigh in what the model expects, or not; default: near the top of a model."),
+    ] = None,
     sampled_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of self; default: 4,000,000 on a GPU, else 200,000.")
+        int | None, typer.Option(help="Tokens of self; default: 4,000,000 on a GPU, else 100,000.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; default: the user's cache.")] = None,
     seed: arg.Seed = 0,
@@ -55,7 +61,7 @@ def train(
 
     options = LensOptions(
         steps=steps, batch_tokens=batch_tokens, rank=rank, hidden=hidden, neighbours=neighbours,
-        key_hidden=key_hidden,
+        key_hidden=key_hidden, prior=prior,
         sampled_tokens=sampled_tokens, seed=seed,
     )  # fmt: skip
     if sampled_tokens is not None and prompts != "self":

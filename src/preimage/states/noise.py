@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from preimage.distances import norms
 from preimage.errors import RunFolderError
-from preimage.layers import LayerSpec, parse_layers
+from preimage.layers import LayerSpec, all_layers, parse_layers
 from preimage.models import LanguageModel, cache_folder, depth
 from preimage.observations import Site, Tap
 from preimage.prompts import PromptOptions, gather
@@ -32,7 +32,9 @@ log = logging.getLogger(__name__)
 SAFETY = 16.0  # measured floors that still are noise, in single and double precision
 _ANOTHER_MAP = 1000.0  # times what other shapes change, and above half the digits: not rounding
 _LENGTH = 64
-_RECIPE = 3  # raise when the measurement changes
+_TRUNCATED = (3, 8, 32)  # into so many parts, of which the first is run alone: short passes round otherwise
+_CANDIDATES = (1, 32)  # tokens tried at once on a cached prefix
+_RECIPE = 4  # raise when the measurement changes
 _OUTLIERS = 16  # one coordinate in so many may be an outlier
 _OUTLIER = 4.0  # an outlier is so many times as long as the root mean square of the rest
 
@@ -52,9 +54,10 @@ _measured: WeakKeyDictionary[LanguageModel, tuple[int, dict[Tap, Noise]]] = Weak
 def safety(dtype: torch.dtype) -> float:
     """How many measured floors still are noise: in inversion and in collisions.
 
-    The floor is the largest difference seen over a few prompts, and its tail is heavy: over 64 prompts of the
-    default model the largest was up to 22 times that in float32, where other tokens lie thousands of floors
-    away, and up to 2.6 times in bfloat16, where they lie tens away.
+    The floor is the largest difference seen over a few prompts, and its tail is heavy. Over other prompts of
+    the default model, on a CPU, the largest was up to 4 times that in prose and 34 times in random tokens in
+    float32, where other tokens lie thousands of floors away; in bfloat16, where they lie tens away, up to 2.3
+    times in prose and, in one of sixteen prompts of random tokens, more than 4 times.
     """
     return SAFETY if torch.finfo(dtype).eps < 1e-4 else SAFETY / 4
 
@@ -63,8 +66,10 @@ def noise_floor(model: LanguageModel, layers: LayerSpec | Sequence[Tap]) -> dict
     """Largest relative difference |h - h'|_2 / |h|_2 at each layer, over shapes and positions.
 
     It is that of the model in the type and on the device in which it is used. ``layers``: a layer, several,
-    ``"1,8,final"`` or ``"all"``; or sites inside blocks. Cost: about ten short passes over all layers, once
-    for a model, or up to a site, once for it; then kept in this process and in the user's cache.
+    ``"1,8,final"`` or ``"all"``; or sites inside blocks. Cost: four prompts of 64 tokens (in half precision
+    eight) in seven shapes, about twenty passes of one of them (in half precision forty), no deeper than the
+    deepest layer that is not known yet; every layer below it is measured with it. Then it is kept in this
+    process and in the user's cache.
 
     >>> import preimage
     >>> model = preimage.models.new_model("llama", (16, 1, 2), vocabulary=50, max_length=16, device="cpu")
@@ -78,38 +83,51 @@ def noise_of(model: LanguageModel, layers: LayerSpec | Sequence[Tap]) -> dict[Ta
     """The same in full."""
     taps = _parse_taps(layers, model.n_layers)
     edition, known = _measured.get(model, (-1, {}))
-    if edition != model.edition:
+    now = model.edition
+    if edition != now:
         known = _load(model) if model.lasting else {}
     missing = [tap for tap in taps if tap not in known]
     sites = [tap for tap in missing if isinstance(tap, Site)]
     if len(missing) > len(sites):
-        known |= measure_noise(model)
+        every = all_layers(model.n_layers)
+        known = measure_noise(model, every[: every.index(missing[-1]) + 1]) | known
     if sites:
         known |= measure_noise(model, sites)
-    if missing and model.lasting:
-        _save(model, known)
-    _measured[model] = model.edition, known
+    if missing:
+        now = model.edition  # passes may have filled buffers
+        if model.lasting:
+            _save(model, known)
+    _measured[model] = now, known
     return {tap: known[tap] for tap in taps}
 
 
-def measure_noise(model: LanguageModel, sites: Sequence[Site] = ()) -> dict[Tap, Noise]:
-    """Recompute the same prompts in other shapes and keep the largest differences, a layer each or a site."""
-    taps: Sequence[Tap] = sorted(sites, key=depth) or parse_layers("all", model.n_layers)
-    prompts = calibration_prompts(model)
-    alone = [{k: v[0] for k, v in model.states(p[None], taps).items()} for p in prompts]
+def measure_noise(model: LanguageModel, taps: Sequence[Tap] = ()) -> dict[Tap, Noise]:
+    """Recompute the same prompts in other shapes and keep the largest differences, a layer each or a site.
+
+    ``taps``: 0 and every layer up to some layer, or sites; without any, all layers. What is found of a layer
+    is the same to the bit however many layers above it are measured.
+    """
+    taps = sorted(taps, key=depth) or all_layers(model.n_layers)
+    # where fewer floors are allowed, more prompts say what the floor is
+    prompts = calibration_prompts(model, 2 if safety(model.dtype) == SAFETY else 4)
+    alone = _joined([model.states(prompt[None], taps) for prompt in prompts])
+    plain = [_batched(model, prompts, taps), *(_truncated(model, prompts, taps, n) for n in _TRUNCATED)]
+    cached = _cached(model, prompts, taps)
     unit = torch.finfo(model.dtype).eps / 2
-    noise = {tap: _rounding([one[tap] for one in alone], unit) for tap in taps}
-    noise = _widened(noise, alone, _other_shapes(model, prompts, taps))
-    try:
-        cached = _widened(noise, alone, _cached_shapes(model, prompts, taps))
-    except Exception as error:  # a model with a cache of its own, or none, has no such shape
-        log.warning("%s has no cached prefix, and its noise is that without: %s", model.name, error)
-        return noise
+    noise: dict[Tap, Noise] = {}
+    same_map = True
     for tap in taps:
-        if cached[tap].relative > max(unit**0.5, _ANOTHER_MAP * noise[tap].relative):
+        reference = _Reference.of(alone[tap])
+        noise[tap] = reference.widened(Noise(unit, 0.0, reference.longest), plain, tap)
+        if not same_map or tap not in cached.states:
+            continue
+        wider = reference.widened(noise[tap], [cached], tap)
+        if wider.relative > max(unit**0.5, _ANOTHER_MAP * noise[tap].relative):
             log.warning("%s keeps something outside its cache: on a prefix it is another map", model.name)
-            return noise
-    return cached
+            same_map = False  # nor is it above
+        else:
+            noise[tap] = wider
+    return noise
 
 
 def _parse_taps(given: LayerSpec | Sequence[Tap], n_layers: int) -> tuple[Tap, ...]:
@@ -121,32 +139,48 @@ def _parse_taps(given: LayerSpec | Sequence[Tap], n_layers: int) -> tuple[Tap, .
     return parse_layers(given, n_layers)  # type: ignore[arg-type]  # what is no layer is refused there
 
 
-def _rounding(states: Sequence[Float[Tensor, "position d"]], unit: float) -> Noise:
-    """Before anything was compared: a layer that happens to reproduce every bit still rounds."""
-    lengths = torch.cat([norms(tempered(one, outlier_weights(one))) for one in states])
-    return Noise(unit, 0.0, max(float(lengths.max()), torch.finfo(torch.float32).tiny))
+class _Shape(NamedTuple):
+    """States of some positions of the prompts, computed in another shape."""
+
+    prompts: Int[Tensor, " row"]
+    positions: Int[Tensor, " row"]
+    states: dict[Tap, Float[Tensor, "row _"]]
 
 
-def _widened(
-    noise: dict[Tap, Noise],
-    alone: Sequence[dict[Tap, Tensor]],
-    shapes: Iterator[tuple[int, int, dict[Tap, Tensor]]],
-) -> dict[Tap, Noise]:
-    """Noise that also covers the differences between prompts alone and in other shapes."""
-    noise = dict(noise)
-    for row, start, recomputed in shapes:
-        for layer, states in recomputed.items():
-            reference = alone[row][layer][start : start + len(states)]
-            # a padding token's embedding may be all zeros; it has no relative error, and no noise either
-            scale = norms(reference).clamp_min(torch.finfo(torch.float64).tiny)
-            difference = states.to(torch.float64) - reference.to(torch.float64)
-            relative = float((norms(difference) / scale).max())
-            absolute = float(norms(tempered(difference, outlier_weights(reference))).max())
-            known = noise[layer]
-            noise[layer] = known._replace(
-                relative=max(known.relative, relative), absolute=max(known.absolute, absolute)
+class _Reference(NamedTuple):
+    """What every other shape is compared with at one tap: each prompt alone, in one plain pass."""
+
+    states: Float[Tensor, "prompt position d"]
+    lengths: Float[Tensor, "prompt position"]
+    weights: Float[Tensor, "prompt position d"]
+    longest: float  # tempered
+
+    @classmethod
+    def of(cls, states: Float[Tensor, "prompt position d"]) -> _Reference:
+        tiny = torch.finfo(torch.float64).tiny
+        weights = outlier_weights(states)
+        longest = float(norms(tempered(states, weights)).max())
+        # a padding token's embedding may be all zeros; it has no relative error, and no noise either
+        lengths = norms(states).clamp_min(tiny)
+        return cls(states, lengths, weights, max(longest, torch.finfo(torch.float32).tiny))
+
+    def widened(self, noise: Noise, shapes: Sequence[_Shape], tap: Tap) -> Noise:
+        """Noise that also covers how far these shapes are from this one."""
+        for prompts, positions, states in shapes:
+            at = prompts, positions
+            difference = states[tap].to(torch.float64) - self.states[at].to(torch.float64)
+            relative = norms(difference) / self.lengths[at]
+            absolute = norms(tempered(difference, self.weights[at]))
+            noise = noise._replace(
+                relative=max(noise.relative, _largest(relative)),
+                absolute=max(noise.absolute, _largest(absolute)),
             )
-    return noise
+        return noise
+
+
+def _largest(numbers: Float[Tensor, " row"]) -> float:
+    """The largest of some numbers; what overflowed on both sides differs by NaN, and says nothing."""
+    return float(numbers.nan_to_num(nan=0.0, posinf=torch.inf).max())
 
 
 def noise_radius(noise: Noise, lengths: Float[Tensor, "*row"], dtype: torch.dtype) -> Float[Tensor, "*row"]:
@@ -178,32 +212,73 @@ def tempered(states: Float[Tensor, "*row d"], weights: Float[Tensor, "*row d"]) 
     return states.to(torch.float64) * weights.to(torch.float64)
 
 
-def _other_shapes(
-    model: LanguageModel, prompts: Int[Tensor, "prompt position"], layers: Sequence[Tap]
-) -> Iterator[tuple[int, int, dict[Tap, Tensor]]]:
-    """(prompt, first position, states) of the same prompts: batched, truncated."""
-    batch = model.states(prompts, layers)
-    for row in range(len(prompts)):
-        yield row, 0, {layer: states[row] for layer, states in batch.items()}
-    for row, prompt in enumerate(prompts):
-        short = prompt[: max(1, len(prompt) // 3)]
-        yield row, 0, {layer: s[0] for layer, s in model.states(short[None], layers).items()}
+def _joined(parts: Sequence[dict[Tap, Tensor]]) -> dict[Tap, Tensor]:
+    """States of several passes, one behind another along their first axis."""
+    return {tap: torch.cat([part[tap] for part in parts]) for tap in parts[0]}
 
 
-def _cached_shapes(
-    model: LanguageModel, prompts: Int[Tensor, "prompt position"], layers: Sequence[Tap]
-) -> Iterator[tuple[int, int, dict[Tap, Tensor]]]:
-    """(prompt, position, its state): a token on a cached prefix, alone and among other candidates."""
-    for row, prompt in enumerate(prompts):
-        split = [0, 1, len(prompt) // 2, len(prompt) - 1][row % 4]
-        prefix = model.prefix(layers[-1])
+def _beginnings(count: int, length: int, states: dict[Tap, Float[Tensor, "prompt position _"]]) -> _Shape:
+    """States of the first ``length`` positions of ``count`` prompts."""
+    places = torch.cartesian_prod(torch.arange(count), torch.arange(length))
+    return _Shape(places[:, 0], places[:, 1], {tap: rows.flatten(0, 1) for tap, rows in states.items()})
+
+
+def _batched(model: LanguageModel, prompts: Int[Tensor, "prompt position"], taps: Sequence[Tap]) -> _Shape:
+    """All prompts in one pass."""
+    return _beginnings(len(prompts), prompts.shape[1], model.states(prompts, taps))
+
+
+def _truncated(
+    model: LanguageModel, prompts: Int[Tensor, "prompt position"], taps: Sequence[Tap], parts: int
+) -> _Shape:
+    """The first of so many equal parts of each prompt, alone."""
+    length = max(1, prompts.shape[1] // parts)
+    states = [model.states(prompt[None, :length], taps) for prompt in prompts]
+    return _beginnings(len(prompts), length, _joined(states))
+
+
+def _cached(model: LanguageModel, prompts: Int[Tensor, "prompt position"], taps: Sequence[Tap]) -> _Shape:
+    """A token of each prompt on a cached prefix, at the taps up to which the model has such a shape.
+
+    A model with a cache of its own, or none, fails in some block and in every pass that reaches it: how far
+    it comes is found by halving, so that what is said of a tap does not depend on those above it.
+    """
+    works, fails = 0, len(taps) + 1
+    shape, nothing = None, torch.zeros(0, dtype=torch.long)
+    while fails - works > 1:
+        reach = len(taps) if fails > len(taps) else (works + fails) // 2
+        try:
+            shape, works = _on_a_prefix(model, prompts, taps[:reach]), reach
+        except Exception as error:
+            if fails > len(taps):
+                log.warning("%s has no cached prefix, and its noise is that without: %s", model.name, error)
+            fails = reach
+    return shape or _Shape(nothing, nothing, {})
+
+
+def _on_a_prefix(
+    model: LanguageModel, prompts: Int[Tensor, "prompt position"], taps: Sequence[Tap]
+) -> _Shape:
+    """A token of each prompt on what precedes it, cached: alone, and among other candidates.
+
+    It is the first, the second, one in the middle and the last, in turn, beginning with the prompts of random
+    tokens: those make the noisiest first states.
+    """
+    count, length = prompts.shape
+    places = (0, min(1, length - 1), length // 2, length - 1)
+    splits = [places[(row - count // 2) % 4] for row in range(count)]
+    states: list[dict[Tap, Tensor]] = []
+    for prompt, split in zip(prompts, splits, strict=True):
+        prefix = model.prefix(taps[-1])
         if split:
             prefix.extend(prompt[:split])
-        for candidates in (1, 32):
+        for candidates in _CANDIDATES:
             ids = prompt[split].repeat(candidates)
             ids[1:] = torch.arange(candidates - 1) % model.vocab_size
-            tried = prefix.try_layers(ids, layers)
-            yield row, split, {layer: states[:1] for layer, states in tried.items()}
+            states.append({tap: rows[:1] for tap, rows in prefix.try_layers(ids, taps).items()})
+    times = len(_CANDIDATES)
+    rows = torch.arange(len(prompts)).repeat_interleave(times)
+    return _Shape(rows, torch.tensor(splits).repeat_interleave(times), _joined(states))
 
 
 def calibration_prompts(model: LanguageModel, count: int = 4) -> Int[Tensor, "prompt position"]:
@@ -246,6 +321,7 @@ def _named(name: str) -> Tap:
 
 def _save(model: LanguageModel, noise: dict[Tap, Noise]) -> None:
     path = _cache_file(model)
+    noise = _load(model) | noise  # another process may have measured other layers meanwhile
     try:
         write_json(path, {str(layer): list(numbers) for layer, numbers in noise.items()})
     except RunFolderError as error:  # a cache that cannot be written costs time, nothing else

@@ -13,10 +13,10 @@ from typing import Any
 
 from preimage.errors import RunFolderError, UnwritableError
 
-SCHEMA = "preimage/5"  # of everything that is written; a change of any format raises it
+SCHEMA = "preimage/6"  # of everything that is written; a change of any format raises it
 # Whose bundles and lenses are still read: in 1 one field had another name, in 2 all states were residual,
 # until 3 every lens was of a layer, and until 4 it did not say with which tokenizer it was trained.
-BEFORE = ("preimage/1", "preimage/2", "preimage/3", "preimage/4")
+BEFORE = ("preimage/1", "preimage/2", "preimage/3", "preimage/4", "preimage/5")
 
 
 def plain(value: Any) -> Any:

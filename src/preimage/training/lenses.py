@@ -15,7 +15,7 @@ from preimage.devices import by_device
 from preimage.errors import OptionError
 from preimage.inversion.proposers.features import features_for, features_width
 from preimage.inversion.proposers.lens import Lens, LensShape
-from preimage.inversion.proposers.lens_files import save_lens, told
+from preimage.inversion.proposers.lens_files import find_lenses, save_lens, told
 from preimage.layers import parse_layer
 from preimage.models import LanguageModel, in_bfloat16, without_positions
 from preimage.observations import Observation, Site, Tap, in_words
@@ -27,7 +27,10 @@ from preimage.training.lens_text import own_text, training_text
 from preimage.training.options import LensOptions
 from preimage.training.trainer import Recipe, Trainer, seeded, windows_of
 
-_SAMPLED_TOKENS = {"cpu": 200_000, "cuda": 4_000_000}
+_SAMPLED_TOKENS = {"cpu": 100_000, "cuda": 4_000_000}
+_BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
+_STEP = 3  # passes of a batch that a step costs: forward through the model, both ways through the lens
+_WORTH = 1 / 8  # of what a training costs, in tokens of a forward pass, that there must be to invert
 _SIZES = ("rank", "hidden", "neighbours", "key_hidden", "prior")
 _NEAR_TOP = 0.75  # of the blocks, from which on a lens takes in what the model expects
 _WEIGHTS = (0.9, 0.1)  # of windows and of prompts of two tokens in the loss
@@ -95,6 +98,23 @@ def train_lens(
     return trained
 
 
+def is_worth_training(model: LanguageModel, tap: Tap, tokens: int) -> bool:
+    """Whether a lens should be trained before prompts of so many tokens in all are inverted from a tap.
+
+    It should where there is none and they are no fewer than an eighth of the tokens it costs to train one:
+    without a lens a prompt costs some ten passes more, near the top of a model far more.
+    """
+    if find_lenses(model, tap):
+        return False
+    return tokens >= _WORTH * training_tokens(model, tap)
+
+
+def training_tokens(model: LanguageModel, tap: Tap) -> int:
+    """What training a lens by default costs, in tokens of a forward pass."""
+    chosen = _settled(LensOptions(), model, tap, "self")
+    return (chosen.sampled_tokens or 0) + _STEP * chosen.steps * (chosen.batch_tokens or 0)
+
+
 def _checked(tap: Tap, n_layers: int) -> Tap:
     """A tap the model has."""
     if isinstance(tap, Site):
@@ -114,7 +134,10 @@ def _settled(options: LensOptions, model: LanguageModel, tap: Tap, text: str | T
         )
     high = tap == "final" or (not isinstance(tap, Site) and tap >= _NEAR_TOP * model.n_layers)
     prior = can and high if options.prior is None else options.prior
-    return replace(options, length=length, sampled_tokens=tokens if own else None, prior=prior)
+    batch = options.batch_tokens or by_device(_BATCH_TOKENS, model.device)
+    return replace(
+        options, length=length, batch_tokens=batch, sampled_tokens=tokens if own else None, prior=prior
+    )
 
 
 def _train(
@@ -219,7 +242,8 @@ def _batch(
     tokens.
     """
     generator = seeded(options.seed, step + 1)
-    rows, length = max(2, options.batch_tokens // options.length), options.length
+    batch, length = options.batch_tokens or 0, options.length
+    rows = max(2, batch // length)
     windows = torch.randint(model.vocab_size, (rows, length), generator=generator)
     if text.shape[-1] >= length:
         half, written = rows // 2, rows // 2 + rows // 4
@@ -228,5 +252,5 @@ def _batch(
         share[:half] = 0
         replaced = torch.rand(written, length, generator=generator) < share
         windows[:written] = torch.where(replaced, windows[:written], texts)
-    pairs = torch.randint(model.vocab_size, (max(2, options.batch_tokens // 8), 2), generator=generator)
+    pairs = torch.randint(model.vocab_size, (max(2, batch // 8), 2), generator=generator)
     return windows, pairs

@@ -10,39 +10,31 @@ that is not far away, a search with the whole vocabulary decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from preimage.devices import by_device
 from preimage.inversion.engine.apartness import Apartness
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
-from preimage.inversion.engine.first_states import first_states
+from preimage.inversion.engine.guessing import Guessing, with_guesses
 from preimage.inversion.engine.jobs import Job, replaced
 from preimage.inversion.engine.lookalikes import lookalikes_of
-from preimage.inversion.engine.policies import Policy, RankedPolicy
-from preimage.inversion.engine.search import BACKOFF_RADII, Frame, Outcome, Search, VerifiedPrompt
-from preimage.inversion.engine.verifier import Target, Verifier, distances_of
+from preimage.inversion.engine.repairing import Repairing, RepairPolicy
+from preimage.inversion.engine.search import Outcome
+from preimage.inversion.engine.verifier import Target, Verifier
 from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.proposers.standard import Proposer
-from preimage.models import LanguageModel, Prefix, states_of_branches
+from preimage.models import LanguageModel, states_of_branches
 
 _LADDER = (2, 32, 256)  # candidates tried on a GPU, round after round, before those on a cached prefix
-_FIRST_BATCH = {"cpu": 8, "cuda": 512}  # candidates tried first on a cached prefix
 _BATCH_TOKENS = 16384  # tokens of one pass
 _BESIDE = 512  # a prompt of more tokens is not run together with its rivals on a CPU: nothing is gained
-_SCANNED = 4096  # a vocabulary that is tried in full before evidence is asked
-_PATIENCE = {"cpu": 256, "cuda": 2**31}  # candidates tried at the first position before evidence is asked
 _WHOLE_REPAIRS = 1  # with more repairs a prompt is run from its first mismatch on, and whole at last
-_PLAINLY = 2.0  # radii in half precision within which a token may fit in a plain pass alone
-
-# From the prefix, the observed state and the proposer's policy to the policy of a repair.
-RepairPolicy: TypeAlias = Callable[[Prefix, Tensor, Policy], Policy]
 
 
 class Attempt(NamedTuple):
@@ -67,9 +59,9 @@ class FastInverter:
         hand_on: bool = False,
     ) -> None:
         self._model, self._verifier, self._proposer = model, verifier, proposer
-        self._repair_policy, self._lookalikes = repair, lookalikes_of(model)
-        self._apart = Apartness(model, verifier)
-        self._hand_on = hand_on and model.vocab_size > _SCANNED
+        self._lookalikes, self._apart = lookalikes_of(model), Apartness(model, verifier)
+        self._guessing = Guessing(model, self._apart)
+        self._repairing = Repairing(model, verifier, self._apart, repair, hand_on=hand_on)
         self._together = model.device.type != "cpu" if together is None else together
 
     def prepare(self, longest: int) -> None:
@@ -96,16 +88,28 @@ class FastInverter:
             own = [one[: len(known)] for one in observed]
             target = self._verifier.targets([one[len(known) :] for one in observed])
             target = self._verifier.behind(torch.stack(own), target) if known else target
-            ids, second = (tokens.cpu() for tokens in scores.best_two())
+            likely, chances = (side.cpu() for side in scores.likeliest())
+            ids = likely[..., 0].clone()
             given = proposal or known
             ids[:, : len(given)] = torch.tensor(given, dtype=ids.dtype)
             make_prefix = partial(self._model.prefix, self._verifier.tap)
             jobs = [
-                Job(i, padded[i, :n], target[i, :n], ids[i, :n], second[i, :n], budget, make_prefix)
+                Job(
+                    i,
+                    padded[i, :n],
+                    target[i, :n],
+                    ids[i, :n],
+                    likely[i, :n],
+                    chances[i, :n],
+                    budget,
+                    make_prefix,
+                )
                 for i, (n, budget) in enumerate(zip(lengths.tolist(), budgets, strict=True))
             ]
             for job in jobs:
                 job.known = len(known)
+                if proposal:
+                    job.chances = torch.ones_like(job.chances[:, :1])
             if self._together:
                 self._run_together(jobs, target, scores)
             else:
@@ -120,19 +124,25 @@ class FastInverter:
         try:
             while job.outcome is None:
                 job.check_budget()
+                if self._guesses(job):
+                    self._guess(job, scores)
+                    whole = not job.doubts
+                    continue
                 self._pass(job, scores, 0 if whole else job.verified)
                 if job.verified == len(job):
                     if whole:
-                        self._conclude(job, scores)
+                        self._repairing.conclude(job, scores)
                     whole = True
                     continue
                 if job.verified == len(job.distances):  # all of a row that ends before the prompt
                     continue
                 job.budget.check()
-                if self._fits_plainly(job) or self._repair(job, scores):
+                if self._repairing.fits_plainly(job) or (
+                    not self._guesses(job) and self._repairing.repair(job, scores)
+                ):
                     whole = len(job.repaired) <= _WHOLE_REPAIRS
         except BudgetSpentError as spent:
-            self._stop(job, spent)
+            self._repairing.stop(job, spent)
 
     def _pass(self, job: Job, scores: Scores, start: int) -> None:
         """Run a prompt from a position on; what agrees from the left is settled."""
@@ -141,14 +151,44 @@ class FastInverter:
         if job.plainly:
             distances = self._verifier.whole_sequence(row.tolist(), job.target[: len(row)])
         elif branches is not None:
-            states, rivals = map(self._verifier.observe, job.run_with_rivals(*branches))
+            states, rivals = map(self._verifier.observe, job.run_with_branches(row, 0, *branches))
             distances = job.target.away(states).tolist()
         else:
             seen = self._verifier.observe(job.extend_prefix(row, start))
             distances = job.distances[:start] + job.target[start : len(row)].away(seen).tolist()
         self._settle(job, row, distances)
         if branches is not None:
-            job.note_rivals(*branches, job.target[branches[0].tolist()].away(rivals))
+            self._note(job, branches, job.target[branches[0].tolist()].away(rivals).cpu())
+
+    def _guesses(self, job: Job) -> bool:
+        """Whether candidates for several doubtful positions are run together next."""
+        return not self._repairing.is_coarse(job) and self._guessing.is_worth(job)
+
+    def _guess(self, job: Job, scores: Scores) -> None:
+        """Run a prompt from its first mismatch on, with candidates for all positions in doubt."""
+        start, end = job.verified, len(job)
+        if end > _BESIDE:
+            end = len(job.row_from(start))
+        branches = self._guessing.branches(job, scores, end)
+        row = job.ids[:end]
+        states, others = map(self._verifier.observe, job.run_with_branches(row, start, *branches))
+        self._settle(job, row, job.distances[:start] + job.target[start:end].away(states).tolist())
+        self._note(job, branches, job.target[branches[0].tolist()].away(others).cpu())
+        self._take_fitting(job, scores)
+
+    def _take_fitting(self, job: Job, scores: Scores) -> None:
+        """Put a token that was tried at the first mismatch and fits there, plainly or not."""
+        if job.verified == len(job.distances):
+            return
+        if self._repairing.fits_plainly(job):
+            if self._together:
+                self._run_alone(job, scores)
+        elif job.nearest(job.verified) is not None:
+            self._repairing.repair(job, scores)
+
+    def _note(self, job: Job, branches: tuple[Tensor, Tensor], distances: Tensor) -> None:
+        job.note_rivals(*branches, distances)
+        self._guessing.note(job, *branches, distances)
 
     def _settle(self, job: Job, row: Tensor, distances: list[float]) -> None:
         before, job.distances = job.verified, distances
@@ -161,16 +201,19 @@ class FastInverter:
         if len(job) > longest or not self._apart.takes_branches(len(job)):
             return None
         branches = self._apart.branches(job, scores, len(job))
+        if not job.distances:
+            branches = with_guesses(job, *branches)
         enough = job.budget.tests_left >= len(job) + len(branches[0])
-        return branches if enough and 0 < len(branches[0]) <= max(longest, len(job)) else None
+        return branches if enough and 0 < len(branches[0]) <= 2 * max(longest, len(job)) else None
 
     # Many prompts in shared passes.
 
     def _run_together(self, jobs: list[Job], target: Target, scores: Scores) -> None:
-        self._with_rivals(jobs, target, scores)
-        left = [job for job in jobs if job.verified < len(job)]
+        self._run_with_branches(jobs, target, scores)
+        left = [job for job in jobs if job.outcome is None and job.verified < len(job)]
         while left:
-            asked = {job.index: self._next_rows(job, scores) for job in left}
+            ran = self._run_with_branches([job for job in left if self._is_unrun(job)], target, scores)
+            asked = {job.index: self._next_rows(job, scores) for job in left if job.index not in ran}
             trials = {index: some for index, some in asked.items() if isinstance(some, Tensor)}
             if trials:
                 self._apart.try_at_mismatches([jobs[index] for index in trials], target, [*trials.values()])
@@ -179,33 +222,54 @@ class FastInverter:
                 self._keep_furthest(jobs[index], some, scores)
             left = [job for job in left if job.outcome is None and job.verified < len(job)]
         left = [job for job in jobs if job.outcome is None]
-        self._with_rivals(left, target, scores)
+        self._run_with_branches(left, target, scores)
         for job in left:
-            self._conclude(job, scores)
+            self._repairing.conclude(job, scores)
 
-    def _with_rivals(self, jobs: list[Job], target: Target, scores: Scores) -> None:
-        """Run prompts and rivals at every position of them, in shared passes."""
+    def _is_unrun(self, job: Job) -> bool:
+        """Whether the next pass of a prompt runs its proposal, which is another one than before."""
+        return self._guesses(job) or int(job.ids[job.verified]) not in job.tested.get(job.verified, {})
+
+    def _run_with_branches(self, jobs: list[Job], target: Target, scores: Scores) -> set[int]:
+        """Run prompts in shared passes, with candidates where they are in doubt, else with rivals everywhere.
+
+        Which prompts were run; not those that are better run without branches.
+        """
         self._lookalikes.look_up([token for job in jobs for token in job.ids.tolist()])
         longest = target.low.shape[1]
-        asked = [(job, self._branches(job, scores, longest)) for job in jobs]
+        asked = [
+            (job, self._guessing.branches(job, scores, len(job)))
+            if self._guesses(job)
+            else (job, self._branches(job, scores, longest))
+            for job in jobs
+        ]
         every = [(job, branches) for job, branches in asked if branches is not None]
-        size = max(1, _BATCH_TOKENS // (2 * longest))
-        for start in range(0, len(every), size):
-            some = every[start : start + size]
-            ids = pad_sequence([job.ids for job, _ in some], batch_first=True)
-            places, tokens = (
-                pad_sequence(list(column), batch_first=True)
-                for column in zip(*(branches for _, branches in some), strict=True)
-            )
-            states = states_of_branches(self._model, self._verifier.tap, ids, places, tokens)
-            trunk, rivals = map(self._verifier.observe, states)
-            rows = torch.tensor([[job.index] for job, _ in some])
-            distances = target[rows[:, 0], : ids.shape[1]].away(trunk).tolist()
-            others = target[rows, places].away(rivals).cpu()
-            for (job, branches), away, beside in zip(some, distances, others, strict=True):
-                if job.verified < len(job):
-                    self._settle(job, job.ids, away[: len(job)])
-                job.note_rivals(*branches, beside[: len(branches[0])])
+        every.sort(key=lambda item: len(item[1][0]))  # so that little is padded
+        while every:
+            size = max(1, _BATCH_TOKENS // (longest + len(every[-1][1][0])))
+            some, every = every[-size:], every[:-size]
+            self._run_shared(some, target)
+        for job, branches in asked:
+            if branches is not None and job.verified < len(job):
+                self._take_fitting(job, scores)
+        return {job.index for job, branches in asked if branches is not None}
+
+    def _run_shared(self, some: list[tuple[Job, tuple[Tensor, Tensor]]], target: Target) -> None:
+        """One pass over some prompts and their branches."""
+        ids = pad_sequence([job.ids for job, _ in some], batch_first=True)
+        places, tokens = (
+            pad_sequence(list(column), batch_first=True)
+            for column in zip(*(branches for _, branches in some), strict=True)
+        )
+        states = states_of_branches(self._model, self._verifier.tap, ids, places, tokens)
+        trunk, rivals = map(self._verifier.observe, states)
+        rows = torch.tensor([[job.index] for job, _ in some])
+        distances = target[rows[:, 0], : ids.shape[1]].away(trunk).tolist()
+        others = target[rows, places].away(rivals).cpu()
+        for (job, branches), away, beside in zip(some, distances, others, strict=True):
+            if job.verified < len(job):
+                self._settle(job, job.ids, away[: len(job)])
+            self._note(job, branches, beside[: len(branches[0])])
 
     def _next_rows(self, job: Job, scores: Scores) -> list[Tensor] | Tensor:
         """The rows to run next for a prompt, or the tokens to try at its mismatch; none when it has ended."""
@@ -214,15 +278,15 @@ class FastInverter:
         try:
             if job.distances:  # the first pass is made in any case
                 job.budget.check(0 if fits else 1)
-            if not job.tested.get(at):  # the rest of the proposal was not run yet behind what is verified
+            if int(job.ids[at]) not in job.tested.get(at, {}):  # the proposal was not run yet
                 return [job.affordable(len(job))]
-            if self._fits_plainly(job):
+            if self._repairing.fits_plainly(job):
                 self._run_alone(job, scores)
                 return []
             if fits or job.stage == len(_LADDER):
-                return [job.ids] if self._repair(job, scores) else []
+                return [job.ids] if self._repairing.repair(job, scores) else []
         except BudgetSpentError as spent:
-            self._stop(job, spent)
+            self._repairing.stop(job, spent)
             return []
         at, refused, stage = job.verified, job.tested[job.verified], job.stage
         count = min(_LADDER[stage], job.budget.tests_left)
@@ -267,127 +331,3 @@ class FastInverter:
             job.refuse(row, reached, away)  # what was refused behind another token was of another prompt
         elif reached < job.verified:  # what one shape of a pass verified another did not: noise
             self._run_alone(job, scores)
-
-    # What both share.
-
-    def _repair(self, job: Job, scores: Scores) -> bool:
-        """Put the right token at the first mismatch; False where a search decided the prompt instead."""
-        at = job.verified
-        token = job.nearest(at)  # a rival that was tried beside the pass
-        if token is None:
-            token = self._try_candidates(job, scores, at)
-        reach = job.target.reaches[at]
-        may_fit = {other for other, distance in job.tested[at].items() if distance <= reach}
-        if token is None and self._hands_on(job, at == job.known):
-            self._pass_on(job)
-            return False
-        if token is None or may_fit - {token, *self._lookalikes.twins(token)}:
-            self._search(job, scores, at)  # nothing fits, or several tokens may: a matter of alternatives
-            return False
-        job.put(at, token)
-        return True
-
-    def _try_candidates(self, job: Job, scores: Scores, at: int) -> int | None:
-        """Try tokens on the cached prefix until one fits; the nearest of its batch, None when none does."""
-        prefix = job.prefix_at(at)
-        known = job.tested.setdefault(at, {})
-        tested = distances_of(known, self._model.vocab_size)
-        first = by_device(_FIRST_BATCH, self._model.device)
-        order = partial(job.expected_order, at, scores)
-        ranked = RankedPolicy(scores.order(job.index, at), first, prefix.max_candidates, order)
-        policy = self._repair_policy(prefix, job.observed[at], ranked)
-        nearest: int | None = None
-        most = self._model.vocab_size
-        if self._hands_on(job, at == job.known):
-            most = min(most, by_device(_PATIENCE, self._model.device))
-        while nearest is None and len(known) < most and len(ids := policy.propose(torch.isinf(tested))):
-            ids = ids[: job.budget.tests_left]
-            if at == 0 and len(known) > _SCANNED:  # the same for every prompt: computed once
-                first_states(self._model, self._verifier.tap, patiently=True)
-            self._verifier.test(prefix, ids, job.target[at], tested, job.budget)
-            known.update(zip(ids.tolist(), tested[ids].tolist(), strict=True))
-            nearest = job.nearest(at)
-        return nearest
-
-    def _hands_on(self, job: Job, at_once: bool = False) -> bool:
-        """Whether evidence is asked before a scan: where not even the first token fits, and where what is
-        allowed is as wide as in half precision, or in few bits.
-        """
-        return self._hand_on and (at_once or self._is_coarse(job))
-
-    def _is_coarse(self, job: Job) -> bool:
-        return torch.finfo(self._model.dtype).eps > 1e-4 or job.target.coarse > 0
-
-    def _pass_on(self, job: Job) -> None:
-        verified = job.fits(min(job.verified, len(job.distances)), self._lookalikes)
-        job.outcome = Outcome((), verified, None, "", handed_on=True)
-
-    def _fits_plainly(self, job: Job) -> bool:
-        """Whether the nearest refused token fits in a plain pass over the whole prompt.
-
-        States of attention sinks are so long that another shape of the pass, cached or shared, can move them
-        out of the radius. The plain pass decides anyway; such a prompt is run plainly from then on.
-        """
-        at, refused = job.verified, job.tested.get(job.verified)
-        if job.plainly or not refused or job.nearest(at) is not None:
-            return False
-        token = min(refused, key=refused.__getitem__)
-        near = _PLAINLY if self._is_coarse(job) else BACKOFF_RADII
-        if refused[token] > near * job.target.radii[at]:
-            return False
-        ids = replaced(job.ids, at, token)
-        distance = self._verifier.whole_sequence(ids.tolist(), job.target)[at]
-        job.budget.tests += 1
-        if not distance <= job.target.radii[at]:
-            return False
-        job.put(at, token)
-        job.plainly = True
-        return True
-
-    def _conclude(self, job: Job, scores: Scores) -> None:
-        """Every position is verified: it is the prompt where at every position all other tokens are far."""
-        try:
-            if self._hands_on(job) and self._apart.unclear(job, scores, len(job)):
-                self._pass_on(job)
-                return
-            open_ = self._apart.first_open(job, scores, len(job))
-        except BudgetSpentError as spent:
-            self._stop(job, spent)
-            return
-        if open_ is not None:
-            self._search(job, scores, open_)
-            return
-        alone = self._lookalikes.unmistakable(job.ids.tolist())
-        prompt = VerifiedPrompt(job.positions(len(job))) if alone else job.fits(len(job), self._lookalikes)
-        job.outcome = Outcome((prompt,), prompt, None, "")
-
-    def _stop(self, job: Job, spent: BudgetSpentError) -> None:
-        at = min(job.verified, len(job.distances))
-        fits = job.fits(at, self._lookalikes)
-        whole = (fits,) if at == len(job) else ()
-        job.outcome = Outcome(whole, fits, None, f"Stopped at position {at}: {spent}.", undecided=True)
-
-    def _search(self, job: Job, scores: Scores, start: int) -> None:
-        """Decide a prompt by a search from a position on, or from an earlier one that is not clear either."""
-        if self._hands_on(job):
-            self._pass_on(job)
-            return
-        try:
-            job.budget.check(0)
-            if start and not job.runners_up:
-                earlier = self._apart.first_open(job, scores, start)
-                start = start if earlier is None else earlier
-        except BudgetSpentError as spent:
-            self._stop(job, spent)
-            return
-
-        def policy(position: int) -> Policy:
-            return RankedPolicy(scores.order(job.index, position), 16, job.prefix.max_candidates)
-
-        prefix = job.prefix_at(start)
-        refused = {start: job.tested.get(start, {})}
-        search = Search(job.target, prefix, self._verifier, policy, self._lookalikes, job.budget, refused)
-        fits = job.fits(job.verified, self._lookalikes)
-        frames = [Frame(fit, job.other_fits(fit, self._lookalikes)) for fit in fits]
-        known = [Frame(frame.chosen) for frame in frames[:start]]
-        job.outcome = search.run(known, frames if job.verified == len(job) else ())

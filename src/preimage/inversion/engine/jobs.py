@@ -32,7 +32,8 @@ class Job:
     observed: Float[Tensor, "position d_model"]
     target: Target
     ids: Int[Tensor, " position"]  # the proposal; its first ``verified`` tokens are settled
-    second: Int[Tensor, " position"]  # the next best everywhere
+    likely: Int[Tensor, "position few"]  # the likeliest tokens everywhere, and their chances
+    chances: Float[Tensor, "position few"]
     budget: Budget
     make_prefix: Callable[[], Prefix]
     held: list[int] = field(default_factory=list)  # tokens of the cached prefix
@@ -45,12 +46,23 @@ class Job:
     tests: list[int] = field(default_factory=list)  # how many were tried everywhere
     repaired: set[int] = field(default_factory=set)  # positions whose token was found, and counted, apart
     stage: int = 0  # rounds spent on the first mismatch
+    doubts: list[int] = field(default_factory=list)  # positions behind it that are likely wrong as well
+    tried: dict[int, int] = field(default_factory=dict)  # how many candidates were tried at such positions
     known: int = 0  # tokens before the first state that was observed: given, not looked for
     plainly: bool = False  # whether only plain passes over the whole prompt are near enough to the states
     outcome: Outcome | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def second(self) -> Int[Tensor, " position"]:
+        """The next best token everywhere."""
+        return self.likely[:, min(1, self.likely.shape[1] - 1)]
+
+    def expected_misses(self) -> float:
+        """How many of the proposals are wrong, as likely as they are."""
+        return float((1 - self.chances[self.known :, 0]).sum())
 
     def affordable(self, end: int, rows: int = 1) -> Int[Tensor, " some"]:
         """The proposal up to a position, no longer than what so many rows of it may still test."""
@@ -97,13 +109,17 @@ class Job:
         self.held = row.tolist()
         return states
 
-    def run_with_rivals(
-        self, places: Int[Tensor, " branch"], tokens: Int[Tensor, " branch"]
-    ) -> tuple[Float[Tensor, "position d_model"], Float[Tensor, "branch d_model"]]:
-        """Run the whole proposal, and rivals as branches off it, in one pass."""
-        self.prefix.crop(0)
-        states = self.prefix.extend_and_try(self.ids, places, tokens)
-        self.held = self.ids.tolist()
+    def run_with_branches(
+        self,
+        row: Int[Tensor, " position"],
+        start: int,
+        places: Int[Tensor, " branch"],
+        tokens: Int[Tensor, " branch"],
+    ) -> tuple[Float[Tensor, "some d_model"], Float[Tensor, "branch d_model"]]:
+        """Run a row from a position on, and other tokens as branches off it, in one pass."""
+        self.prefix.crop(start)
+        states = self.prefix.extend_and_try(row[start:], places, tokens)
+        self.held = row.tolist()
         return states
 
     def prefix_at(self, length: int) -> Prefix:

@@ -14,11 +14,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from preimage.devices import by_device
+from preimage.distances import products
 
 _SCORES = {"cpu": 2**22, "cuda": 2**30}  # scores held at once
 _BLOCK = 256  # tokens of which the best is looked for first
 _ENERGY = 0.97  # of the keys, in the directions of a first look
-_FIRST_LOOK = 8  # tokens that a first look leaves
+_FEW = 8  # likeliest tokens that are looked for everywhere; so many does a first look leave
+_TURNED = 4096  # keys turned at once
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,22 @@ class TurnedKeys:
 
     @classmethod
     def of(cls, keys: Float[Tensor, "vocabulary rank"], bias: Float[Tensor, " vocabulary"]) -> TurnedKeys:
-        """Turn keys, and round them to what is kept of them, whether it is or not."""
-        centred = (keys - keys.mean(dim=0)).double()
-        energy, axes = torch.linalg.eigh(centred.T @ centred)
+        """Turn keys, and round them to what is kept of them, whether it is or not.
+
+        Costs two products of keys with a matrix of rank x rank, in pieces that stay in a CPU's cache.
+        """
+        rank, mean = keys.shape[1], keys.mean(dim=0)
+        spread = torch.zeros(rank, rank, dtype=torch.float64, device=keys.device)
+        for piece in keys.split(_TURNED):
+            centred = piece - mean
+            spread += centred.T @ centred  # a piece in the keys' own precision, the sum in float64
+        energy, axes = torch.linalg.eigh(spread)
         share = energy.flip(0).clamp_min(0).cumsum(dim=0) / energy.sum()
         axes = axes.flip(1).to(keys.dtype)
-        turned = torch.cat([bias[:, None], keys @ axes], dim=1).half()
+        turned = keys.new_empty(len(keys), 1 + rank)
+        turned[:, 0] = bias.half()
+        for piece, place in zip(keys.split(_TURNED), turned.split(_TURNED), strict=True):
+            place[:, 1:] = (piece @ axes).half()
         return cls(turned, axes, 2 + int((share < _ENERGY).sum()))
 
     @classmethod
@@ -115,21 +127,33 @@ class Scores:
 
     def best_two(self) -> tuple[Int[Tensor, "prompt position"], Int[Tensor, "prompt position"]]:
         """The first and the second choice everywhere; of one token, that one twice."""
-        pieces = [_two(*self._likeliest(rows)) for rows in self.slices()]
-        first, second = (torch.cat(column).view(-1, self.length) for column in zip(*pieces, strict=True))
-        return first, second
+        tokens, _ = self.likeliest()
+        return tokens[..., 0], tokens[..., min(1, tokens.shape[-1] - 1)]
+
+    def likeliest(self) -> tuple[Int[Tensor, "prompt position few"], Float[Tensor, "prompt position few"]]:
+        """The few likeliest tokens everywhere, the likeliest first, and their chances beside one another.
+
+        Where scores tie, the lower number comes first.
+        """
+        with products("tf32" if self.parts[0].books[0].few else "ieee"):  # lenses are no finer than that
+            pieces = [self._likeliest(rows) for rows in self.slices()]
+        columns, scores = (
+            torch.cat(side).unflatten(0, (-1, self.length)) for side in zip(*pieces, strict=True)
+        )
+        scores, order = scores.sort(dim=-1, descending=True, stable=True)
+        return columns.gather(-1, order), scores.softmax(dim=-1)
 
     def _likeliest(
         self, rows: Int[Tensor, " some"]
     ) -> tuple[Int[Tensor, "some few"], Float[Tensor, "some few"]]:
-        """A few tokens of every row and their scores, the two best among them."""
+        """A few tokens of every row, by number, and their scores."""
         (book, *_), few = self.parts[0].books, self.parts[0].books[0].few
         if not few or len(self.parts) > 1:
             scores = self.at(rows)
-            columns = _best(scores, 2)
+            columns = _best(scores, _FEW)
             return columns, scores.gather(1, columns)
         queries = self.parts[0].queries[rows]
-        columns = _best(queries[:, :few] @ book.keys[:, :few].T, _FIRST_LOOK)
+        columns = _best(queries[:, :few] @ book.keys[:, :few].T, _FEW)
         return columns, (book.keys[columns] @ queries[:, :, None])[..., 0] + book.bias[columns]
 
     def first_choice(self, prompt: int, position: int) -> tuple[int, float]:
@@ -170,12 +194,3 @@ def _best(scores: Float[Tensor, "some vocabulary"], count: int) -> Int[Tensor, "
         scores = scores.gather(1, columns)
     chosen = scores.topk(min(count, size)).indices
     return columns.gather(1, chosen).sort(dim=1).values
-
-
-def _two(
-    columns: Int[Tensor, "some few"], scores: Float[Tensor, "some few"]
-) -> tuple[Int[Tensor, " some"], Int[Tensor, " some"]]:
-    """The best and the next of a few tokens a row; the lower number where they tie."""
-    first = scores.argmax(dim=1, keepdim=True)
-    second = scores.scatter(1, first, -torch.inf).argmax(dim=1, keepdim=True)
-    return columns.gather(1, first)[:, 0], columns.gather(1, second)[:, 0]

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from preimage.distances import products
 from preimage.errors import OptionError
 from preimage.inversion.proposers.codebook import fitted_codebook, sample
 from preimage.inversion.proposers.features import embedding_features, features_of
@@ -65,7 +66,8 @@ class LensProposer:
         """Queries from each position and its neighbours, and what the model expects where that counts."""
         with torch.inference_mode():
             seen = self._as_learned(observed)
-            queries, belief = self._lens.read(seen, valid)
+            with products("tf32"):  # on a GPU; what is proposed is verified in full precision
+                queries, belief = self._lens.read(seen, valid)
             parts = [Part(self._turned.turn(queries).flatten(0, 1), (self._turned.keys,))]
             if belief is not None and self._expected is not None and not isinstance(self._at, Site):
                 before = state_before(self._model, seen, self._at) * belief[..., None]
