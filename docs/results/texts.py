@@ -25,7 +25,8 @@ MOST = {"prose": 400, "code": 400, "german": 100, "manual": 100, "random": 400}
 
 def main(folder: Path, out: Path) -> None:
     """Draw them."""
-    tokenizer = preimage.load("smollm2", device="cpu").tokenizer
+    model = preimage.load("smollm2", device="cpu")
+    tokenizer = model.tokenizer
     share = folder / "usr" / "share"
     script = (share / "javascript" / "jquery" / "jquery.js").read_text()
     pages = sorted((share / "man").rglob("*.gz"))
@@ -39,7 +40,8 @@ def main(folder: Path, out: Path) -> None:
     }
     draw = random.Random(7)
     prompts = {kind: drawn(some, tokenizer, draw, MOST[kind]) for kind, some in texts.items()}
-    prompts["random"] = [[draw.randrange(49_152) for _ in range(LENGTH)] for _ in range(MOST["random"])]
+    options = preimage.PromptOptions(count=MOST["random"], length=LENGTH, seed=7)
+    prompts["random"] = [list(row) for row in preimage.gather("random", model, options)]
     out.write_text(json.dumps(prompts))
     print({kind: len(rows) for kind, rows in prompts.items()})  # noqa: T201
 

@@ -18,6 +18,7 @@ from preimage.observations import Tap
 
 _MOST = {"cpu": 4096, "cuda": 2**18}  # tokens of a vocabulary that is run for them at once
 _BYTES = 2**30  # that are kept
+_ROWS = 2**15  # of a pass: attention kernels take no 2^16 of them
 _known: WeakKeyDictionary[LanguageModel, dict[tuple[int, Tap], Tensor]] = WeakKeyDictionary()
 
 
@@ -35,7 +36,8 @@ def first_states(
     if not (small if patiently else few):
         return None
     counted = model.forward_tokens
-    parts = torch.arange(model.vocab_size)[:, None].split(by_device(BATCH_TOKENS, model.device))
+    rows = min(_ROWS, by_device(BATCH_TOKENS, model.device))
+    parts = torch.arange(model.vocab_size)[:, None].split(rows)
     states = torch.cat([model.states(part, (tap,))[tap][:, 0] for part in parts])
     _known[model] = {(model.edition, tap): states}  # of one place at a time
     model.forward_tokens = counted if few else model.forward_tokens
