@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 _BRANCHES = 512  # tokens tried beside one prompt in one pass
 _BATCH_TOKENS = 16384  # tokens of one pass over many prompts
 _FAITHFUL = 16.0  # a branch may be so many times out of reach of the same token tried plainly
+_LONG = 512  # a prompt of more tokens is run before its branches
 _STEP = 64  # lengths up to a multiple of this are checked together
 _taken: WeakKeyDictionary[LanguageModel, dict[tuple[int, Tap, int], bool]] = WeakKeyDictionary()
 
@@ -60,9 +61,14 @@ class Apartness:
         counted = self._model.forward_tokens
         ids = ((7 + 31 * torch.arange(size)) % self._model.vocab_size)[None]
         places = torch.tensor(sorted({0, size // 2, size - 1}))
-        plain = self._model.states(ids, (tap,))[tap][0]
         try:
-            trunk, branches = states_of_branches(self._model, tap, ids, places[None], ids[:, places])
+            if size > _LONG:  # one pass tells: its own tokens, tried again behind it
+                prefix = self._model.prefix(tap)
+                plain = prefix.extend(ids[0])
+                trunk, branches = plain[None], prefix.try_at(places, ids[0, places])[None]
+            else:
+                plain = self._model.states(ids, (tap,))[tap][0]
+                trunk, branches = states_of_branches(self._model, tap, ids, places[None], ids[:, places])
         except Exception as error:  # a model with masks of its own is asked position by position
             log.info("%s takes no masks of ours: %s", self._model.name, error)
             return False

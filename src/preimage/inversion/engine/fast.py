@@ -66,8 +66,7 @@ class FastInverter:
 
     def prepare(self, longest: int) -> None:
         """Find out before the clock of a prompt runs what is asked of the model once."""
-        if longest <= _BESIDE or self._together:
-            self._apart.takes_branches(longest)
+        self._apart.takes_branches(longest)
 
     def run(
         self,
@@ -126,7 +125,7 @@ class FastInverter:
                 job.check_budget()
                 if self._guesses(job):
                     self._guess(job, scores)
-                    whole = not job.doubts
+                    whole = job.verified == len(job) or (not job.doubts and len(job) <= _BESIDE)
                     continue
                 self._pass(job, scores, 0 if whole else job.verified)
                 if job.verified == len(job):
@@ -171,7 +170,8 @@ class FastInverter:
             end = len(job.row_from(start))
         branches = self._guessing.branches(job, scores, end)
         row = job.ids[:end]
-        states, others = map(self._verifier.observe, job.run_with_branches(row, start, *branches))
+        run = job.run_with_branches if len(job) <= _BESIDE else job.run_before_branches
+        states, others = map(self._verifier.observe, run(row, start, *branches))
         self._settle(job, row, job.distances[:start] + job.target[start:end].away(states).tolist())
         self._note(job, branches, job.target[branches[0].tolist()].away(others).cpu())
         self._take_fitting(job, scores)

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from preimage.devices import by_device
 from preimage.distances import norms
 from preimage.errors import OptionError
 from preimage.inversion.baselines.published import UncachedPrefix
@@ -45,7 +46,10 @@ _FAR_OF_CELL = 0.25  # of how far states of one cell are from its centre, where 
 _FEWEST = 16  # coordinates without which tokens nobody tried may coincide by chance: nothing is far
 _SLACK = 0.25  # of the radius, where that is calibrated
 _ANOTHER_SHAPE = 8.0  # radii that another shape of a pass may put between states of attention sinks, on a GPU
-_BATCHES = (4, 32, 256)  # prompts in a pass, as others may have run them
+_BATCHES: dict[str, tuple[int, ...]] = {
+    "cpu": (),
+    "cuda": (4, 32, 256),
+}  # prompts in a pass, as others run them
 
 
 # A prefix on which candidates are tried: cached, or recomputed as published.
@@ -244,9 +248,9 @@ class Verifier:
         plain = self._away_in_batch_of(1, ids, target)
         limits = target.radii[: len(plain)]
         worst = max((away / limit for away, limit in zip(plain, limits, strict=True) if limit), default=0.0)
-        if self._model.device.type == "cpu" or not 1 < worst <= _ANOTHER_SHAPE:
+        if not 1 < worst <= _ANOTHER_SHAPE:
             return plain
-        for rows in _BATCHES:
+        for rows in by_device(_BATCHES, self._model.device):
             seen = self._away_in_batch_of(rows, ids, target)
             if all(away <= limit for away, limit in zip(seen, limits, strict=True)):
                 return seen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float
@@ -37,6 +38,14 @@ def features_for(model: LanguageModel, shape: LensShape) -> Float[Tensor, "vocab
     return embedding_features(model) if shape.key_hidden else features_of(model)
 
 
+def features_in_parts(model: LanguageModel, shape: LensShape) -> Iterator[Float[Tensor, "some d_features"]]:
+    """The same, some tokens at a time."""
+    if shape.key_hidden:
+        yield from _normalised_parts(model.embedding_table)
+    else:
+        yield from features_of(model).split(_CHUNK)
+
+
 def features_width(model: LanguageModel, key_hidden: int = 0) -> int:
     """How wide the features of a lens are."""
     width = model.embed(torch.zeros(1, dtype=torch.long)).shape[-1]
@@ -57,7 +66,13 @@ def token_features(model: LanguageModel) -> Float[Tensor, "vocabulary d_features
     return torch.cat([_normalised(half) for half in (model.embedding_table, states)], dim=1)
 
 
-@torch.inference_mode()
 def _normalised(rows: Float[Tensor, "vocabulary d"]) -> Float[Tensor, "vocabulary d"]:
-    rows = rows.float()
-    return nn.functional.normalize(rows - rows.mean(dim=0), dim=1)
+    return torch.cat(list(_normalised_parts(rows)))
+
+
+@torch.inference_mode()
+def _normalised_parts(rows: Float[Tensor, "vocabulary d"]) -> Iterator[Float[Tensor, "some d"]]:
+    """The rows, centred and of length 1, some at a time: to copy them all costs more than the work."""
+    mean = rows.mean(dim=0, dtype=torch.float32)
+    for part in rows.split(_CHUNK):
+        yield nn.functional.normalize(part.float() - mean, dim=1)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from preimage.errors import RunFolderError
-from preimage.inversion.proposers.features import features_for
+from preimage.inversion.proposers.features import features_in_parts
 from preimage.inversion.proposers.lens import Lens
 from preimage.inversion.proposers.scores import TurnedKeys
 from preimage.models import LanguageModel, cache_folder
@@ -32,7 +32,8 @@ def keys_of(model: LanguageModel, lens: Lens, path: Path | None = None) -> Turne
         with suppress(OSError, SafetensorError, KeyError, ValueError):  # none there, or none that can be read
             return TurnedKeys.of_parts(load_file(place), shape, model.device)
     with torch.inference_mode():
-        made = TurnedKeys.of(lens.keys(features_for(model, lens.shape)), lens.bias.detach())
+        keys = torch.cat([lens.keys(part) for part in features_in_parts(model, lens.shape)])
+        made = TurnedKeys.of(keys, lens.bias.detach())
     if place is not None:
         try:
             write_tensors(place, made.parts())
