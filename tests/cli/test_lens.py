@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from preimage import training
 from support.commands import Typed
 
 
@@ -149,3 +151,20 @@ def test_a_lens_of_before_says_nothing_of_its_tokenizer(run: Typed, document: An
     assert shipped["tokenizer_hash"] is None
     code, out, _ = run("lens", "info", shipped["path"])
     assert (code, "tokenizer: unknown" in out.splitlines()) == (0, True)
+
+
+def test_a_lens_is_trained_first_where_that_is_asked_for(
+    run: Typed, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training is a real one, of few steps."""
+    monkeypatch.setenv("PREIMAGE_CACHE", str(tmp_path))
+    small = training.LensOptions(steps=20, batch_tokens=128, length=8, rank=8, hidden=16)
+    monkeypatch.setattr(training, "train_lens", partial(training.train_lens, options=small), raising=False)
+    given = ["invert", "--model", folders["model"], "--text", "the cat", "--layer", 1, "--json"]
+    for wanted, lenses in (([], 0), (["--no-train-lens"], 0), (["--train-lens"], 1), (["--train-lens"], 1)):
+        before = len(list(tmp_path.rglob("lenses/**/*.safetensors")))
+        code, out, err = run(*given, *wanted)
+        assert code == 0
+        assert len(list(tmp_path.rglob("lenses/**/*.safetensors"))) == lenses
+        assert ("One is trained first" in err) == (lenses > before)
+        assert (json.loads(out)["results"][0]["proposer"] == "lens-1") == bool(lenses)

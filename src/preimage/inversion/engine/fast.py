@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from preimage.inversion.engine.apartness import Apartness
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
-from preimage.inversion.engine.guessing import Guessing, with_guesses
+from preimage.inversion.engine.guessing import Guessing
 from preimage.inversion.engine.jobs import Job, replaced
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.repairing import Repairing, RepairPolicy
@@ -201,8 +201,7 @@ class FastInverter:
         if len(job) > longest or not self._apart.takes_branches(len(job)):
             return None
         branches = self._apart.branches(job, scores, len(job))
-        if not job.distances:
-            branches = with_guesses(job, *branches)
+        branches = self._guessing.beside(job, *branches)
         enough = job.budget.tests_left >= len(job) + len(branches[0])
         return branches if enough and 0 < len(branches[0]) <= 2 * max(longest, len(job)) else None
 

@@ -89,6 +89,17 @@ class Guessing:
         some = _likeliest(job, scores, at, count)
         return [token for token in some[0 if tried == 1 else tried :] if token != int(job.ids[at])]
 
+    def beside(
+        self, job: Job, places: Int[Tensor, " branch"], tokens: Int[Tensor, " branch"]
+    ) -> tuple[Int[Tensor, " more"], Int[Tensor, " more"]]:
+        """Branches, and what is likely where a proposal that was not run yet is not sure."""
+        fresh = set(beforehand(job)) if self._large and not job.distances else set()
+        fresh -= set(zip(places.tolist(), tokens.tolist(), strict=True))
+        if not fresh:
+            return places, tokens
+        more_places, more_tokens = torch.tensor(sorted(fresh)).unbind(dim=1)
+        return torch.cat([places, more_places]), torch.cat([tokens, more_tokens])
+
     def note(
         self,
         job: Job,
@@ -126,17 +137,6 @@ def beforehand(job: Job) -> list[tuple[int, int]]:
     for at in places.unique().tolist():
         job.tried[at] = job.chances.shape[1]
     return list(zip(places.tolist(), job.likely[places, ranks].tolist(), strict=True))
-
-
-def with_guesses(
-    job: Job, places: Int[Tensor, " branch"], tokens: Int[Tensor, " branch"]
-) -> tuple[Int[Tensor, " branch"], Int[Tensor, " branch"]]:
-    """Branches, and what is likely beside proposals that are not sure."""
-    fresh = set(beforehand(job)) - set(zip(places.tolist(), tokens.tolist(), strict=True))
-    if not fresh:
-        return places, tokens
-    more_places, more_tokens = torch.tensor(sorted(fresh)).unbind(dim=1)
-    return torch.cat([places, more_places]), torch.cat([tokens, more_tokens])
 
 
 def _likeliest(job: Job, scores: Scores, at: int, count: int) -> Sequence[int]:
