@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from preimage import training
 from support.commands import Typed
@@ -145,11 +147,16 @@ def test_a_lens_given_by_its_file(document: Any, model: str, trained: Path, tmp_
             assert (code, found["error"]["code"]) == (2, kind), one
 
 
-def test_a_lens_of_before_says_nothing_of_its_tokenizer(run: Typed, document: Any) -> None:
+def test_a_lens_of_before_says_nothing_of_its_tokenizer(run: Typed, document: Any, tmp_path: Path) -> None:
     _, listed = document("lens", "list")
     (shipped, *_) = [lens for lens in listed["lenses"] if lens["model"] == "smollm2"]
-    assert shipped["tokenizer_hash"] is None
-    code, out, _ = run("lens", "info", shipped["path"])
+    with safe_open(shipped["path"], framework="pt") as file:
+        about = json.loads(file.metadata()["about"]) | {"schema": "preimage/1", "tokenizer_hash": None}
+    older = tmp_path / "older.safetensors"
+    save_file(load_file(shipped["path"]), older, {"about": json.dumps(about)})
+    code, found = document("lens", "info", older)
+    assert (code, found["tokenizer_hash"]) == (0, None)
+    code, out, _ = run("lens", "info", older)
     assert (code, "tokenizer: unknown" in out.splitlines()) == (0, True)
 
 

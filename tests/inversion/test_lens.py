@@ -183,7 +183,7 @@ def test_keys_are_made_once_for_all_processes(
         raise AssertionError("features are not computed again")
 
     with monkeypatch.context() as patched:
-        patched.setattr(kept_keys, "features_for", refuse)
+        patched.setattr(kept_keys, "features_in_parts", refuse)
         again = kept_keys.keys_of(model, lens, trained)
         for name, part in first.parts().items():
             assert torch.equal(again.parts()[name], part)
