@@ -10,7 +10,7 @@ from torch import Tensor
 
 import preimage
 from preimage import Observation
-from preimage.inversion.engine import evidence, fast, reading
+from preimage.inversion.engine import evidence, reading, repairing
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.evidence import Level, noise_of_residual, weigh
 from preimage.inversion.engine.reader import Reader
@@ -38,7 +38,7 @@ def states(model: LanguageModel) -> Tensor:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small vocabularies are tried in full before evidence is asked; large ones are not."""
     if request.param == "handed on":
-        monkeypatch.setattr(fast, "_SCANNED", 0)
+        monkeypatch.setattr(repairing, "_SCANNED", 0)
 
 
 def noise_like(states: Tensor, seed: int = 0) -> Tensor:
@@ -196,7 +196,7 @@ def test_noise_is_weighted_down() -> None:
 def test_prompts_read_together_are_read_as_one_by_one(
     model: LanguageModel, level: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast, "_SCANNED", 0)
+    monkeypatch.setattr(repairing, "_SCANNED", 0)
     prompts = [PROMPT[:n] for n in (24, 17, 3, 1)] + [PROMPT[::-1]]
     rows = [model.states(torch.tensor([ids]), (LAYER,))[LAYER][0] for ids in prompts]
     rows = [one + level * noise_like(one, seed) for seed, one in enumerate(rows)]
@@ -262,8 +262,8 @@ def test_noise_that_the_states_do_not_bear_out_is_forgotten(
 def test_states_that_have_nothing_in_common_with_a_layer_are_named_before_any_scan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fast, "_SCANNED", 0)
-    monkeypatch.setitem(fast._PATIENCE, "cpu", 16)
+    monkeypatch.setattr(repairing, "_SCANNED", 0)
+    monkeypatch.setitem(repairing._PATIENCE, "cpu", 16)
     built, other = (
         new_model("llama", (96, 3, 4), vocabulary=VOCABULARY, max_length=64, device="cpu", seed=seed)
         for seed in (0, 1)

@@ -361,3 +361,23 @@ def test_the_prior_helps_text_and_leaves_random_tokens_alone(smollm2: LanguageMo
         misses[source] = [int((p.score(observed, valid).best() != ids).sum()) for p in (base, both)]
     assert misses["default:prose"][1] < misses["default:prose"][0]
     assert misses["random"][1] == misses["random"][0]
+
+
+def test_stages_of_set_up_are_named_as_they_begin() -> None:
+    model = preimage.load(build("llama", seed=7, vocab_size=500))
+    states, notes = preimage.capture(model, [[3, 5, 7]], 2), list[str]()
+
+    def listen(done: int, total: int, note: str) -> None:
+        notes.append(note)
+
+    preimage.noise_floor(model, 3)  # nobody listens, and what is known is not measured again
+    preimage.invert(model, states, progress=listen)
+    assert {"token features", "codebook"} <= set(notes)
+    assert "noise floor" not in notes
+    notes.clear()
+    other = preimage.load(build("llama", seed=8, vocab_size=500))
+    preimage.invert(other, states, progress=listen)
+    assert notes[0] == "noise floor"
+    notes.clear()
+    preimage.invert(other, states, progress=listen)
+    assert set(notes) == {"batches of prompts inverted"}

@@ -11,7 +11,7 @@ import torch
 
 import preimage
 from preimage.errors import ModelError
-from preimage.models import read_preview
+from preimage.models import aliases, gguf_files, read_preview
 from preimage.states import SAFETY
 from support.folders import VOCABULARY, make_tokenizer
 from support.gguf_files import write_gguf
@@ -82,3 +82,27 @@ def test_a_gguf_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", module, make_tokenizer(), skip="ffn_up")
     error = refused(ModelError, lambda: preimage.load(path))
     assert "lacks weights the model needs, 'model.layers.0.mlp.up_proj.weight' first" in error.message
+
+
+def test_a_gguf_file_is_converted_once(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREIMAGE_CACHE", str(tmp_path / "cache"))
+    first = preimage.load(gguf_file)
+    (folder,) = (tmp_path / "cache" / "models").iterdir()  # and nothing half-made beside it
+    with monkeypatch.context() as patched:
+        patched.setattr(gguf_files, "read_gguf", lambda *_: pytest.fail("the file was read again"))
+        again = preimage.load(gguf_file)
+    assert again.identity == first.identity
+    assert again.tokenizer("a cat")["input_ids"] == first.tokenizer("a cat")["input_ids"]
+    monkeypatch.setattr(aliases, "_LARGEST", 0)  # what is large is read every time, and gives the same
+    assert preimage.load(gguf_file).identity.weight_hash == first.identity.weight_hash
+    assert list((tmp_path / "cache" / "models").iterdir()) == [folder]
+
+
+def test_a_cache_that_cannot_be_written_costs_time_alone(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("PREIMAGE_CACHE", str(tmp_path / "cache"))
+    assert preimage.load(gguf_file).n_layers == 3

@@ -49,7 +49,7 @@ from preimage.inversion.proposers.registry import GRADIENT
 from preimage.inversion.proposers.standard import Proposer
 from preimage.inversion.result import Inversion
 from preimage.models import LanguageModel
-from preimage.progress import Progress, silent
+from preimage.progress import Progress, silent, told_of_stages
 from preimage.storage import Run
 
 _BATCH_TOKENS = 2**16  # tokens inverted together on a GPU
@@ -93,7 +93,8 @@ def invert(
     """
     began = time.perf_counter()
     chosen = replace(options or InvertOptions(), **changes)
-    prepared = prepare(model, states, layer, attention_mask, chosen)
+    with told_of_stages(progress):
+        prepared = prepare(model, states, layer, attention_mask, chosen)
     states, at = prepared.states, prepared.verifier.layer
     work = _Inverting(model, prepared, chosen)
     plan = {
@@ -106,7 +107,8 @@ def invert(
     }
     run = Run(plan, out)
     results = run.kept(range(len(states)), Inversion)
-    batches = work.batches(run.left(range(len(states))))
+    with told_of_stages(progress):
+        batches = work.batches(run.left(range(len(states))))
     setup = time.perf_counter() - began
 
     def invert_batch(indices: tuple[int, ...]) -> None:

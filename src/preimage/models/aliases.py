@@ -14,7 +14,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import platformdirs
@@ -48,6 +50,7 @@ ALIASES = {
     )
 }
 
+_LARGEST = 2**29  # bytes of a GGUF file whose conversion is kept
 _CONVERSION = 1  # raise when the conversion changes what it writes
 
 
@@ -65,27 +68,48 @@ def converted_folder(alias: Alias) -> Path:
 def ensure_converted(alias: Alias) -> Path:
     """The folder of the converted model, made first where it is not there yet (about a minute)."""
     folder = converted_folder(alias)
-    if folder.is_dir():
-        return folder
-    from preimage.models.gguf_files import convert_gguf
-
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as temporary:
-            source = _find_file(alias, Path(temporary))
-            log.info("converting %s to safetensors, once", alias.title)
-            made = Path(temporary) / "converted"
-            convert_gguf(source, made)
-            try:
-                made.rename(folder)  # all or nothing
-            except OSError:
-                if not folder.is_dir():  # else another process was quicker: the same bytes
-                    raise
+        return _converted_once(folder, alias.title, partial(_find_file, alias))
     except OSError as error:
         raise ModelError(
             f"{alias.name} could not be written to {folder.parent}: {error}.",
             "Free some space (about 1 GB is needed) or set PREIMAGE_CACHE to another folder.",
         ) from error
+
+
+def converted_gguf(path: Path) -> Path | None:
+    """The folder of a GGUF file, converted first where it is not there yet; None where none can be kept.
+
+    Reading GGUF takes tens of seconds for what safetensors give in one. Large files are not kept: in float32
+    they are up to eight times as large.
+    """
+    if path.stat().st_size > _LARGEST:
+        return None
+    folder = cache_folder() / "models" / f"gguf-{sha256_file(path)[:24]}-v{_CONVERSION}"
+    try:
+        return _converted_once(folder, str(path), lambda _: path)
+    except OSError as error:  # a cache that cannot be written costs time, nothing else
+        log.warning("%s could not be converted for the next time: %s", path, error)
+        return None
+
+
+def _converted_once(folder: Path, title: str, find: Callable[[Path], Path]) -> Path:
+    """A folder of safetensors, made of the GGUF file that ``find`` brings, by way of a temporary folder."""
+    if folder.is_dir():
+        return folder
+    from preimage.models.gguf_files import convert_gguf
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as temporary:
+        source = find(Path(temporary))
+        log.info("converting %s to safetensors, once", title)
+        made = Path(temporary) / "converted"
+        convert_gguf(source, made)
+        try:
+            made.rename(folder)  # all or nothing
+        except OSError:
+            if not folder.is_dir():  # else another process was quicker: the same bytes
+                raise
     return folder
 
 

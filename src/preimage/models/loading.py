@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from preimage.errors import ModelError, OptionError, first_line
+from preimage.models.aliases import converted_gguf
 from preimage.models.language_model import LanguageModel
 from preimage.models.locating import ModelFiles, check_device_map, check_dtype, locate, unusable_device
 from preimage.models.memory import require_room
@@ -79,7 +80,8 @@ def _from_gguf(path: Path, dtype: str, target: torch.device | None) -> tuple[nn.
 
     if target is None:
         raise OptionError(f"{path} is a GGUF file, which no device map spreads.", "Give a device.")
-    return read_gguf(path, getattr(torch, dtype))
+    folder = converted_gguf(path)
+    return read_gguf(path, getattr(torch, dtype)) if folder is None else _from_folder(folder, dtype, {})
 
 
 def _from_folder(folder: Path, dtype: str, spread: dict[str, Any]) -> tuple[nn.Module, Any]:

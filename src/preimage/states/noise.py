@@ -24,6 +24,7 @@ from preimage.errors import RunFolderError
 from preimage.layers import LayerSpec, all_layers, parse_layers
 from preimage.models import LanguageModel, cache_folder, depth
 from preimage.observations import Site, Tap
+from preimage.progress import stage
 from preimage.prompts import PromptOptions, gather
 from preimage.storage import write_json
 
@@ -107,6 +108,7 @@ def measure_noise(model: LanguageModel, taps: Sequence[Tap] = ()) -> dict[Tap, N
     ``taps``: 0 and every layer up to some layer, or sites; without any, all layers. What is found of a layer
     is the same to the bit however many layers above it are measured.
     """
+    stage("noise floor")
     taps = sorted(taps, key=depth) or all_layers(model.n_layers)
     # where fewer floors are allowed, more prompts say what the floor is
     prompts = calibration_prompts(model, 2 if safety(model.dtype) == SAFETY else 4)

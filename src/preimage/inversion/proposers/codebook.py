@@ -24,6 +24,7 @@ from preimage.inversion.proposers.lens import Observed, Standardise, Valid, wind
 from preimage.inversion.proposers.scores import Keys, Part
 from preimage.models import LanguageModel, cache_folder
 from preimage.observations import Tap
+from preimage.progress import stage
 from preimage.prompts import PromptOptions, gather
 from preimage.storage import write_tensors
 
@@ -109,6 +110,7 @@ def fitted_codebook(
     with suppress(OSError, SafetensorError, RuntimeError):  # none there, or none that can be read
         codebook.load_state_dict(load_file(path))
         return codebook
+    stage("codebook")
     codebook.fit(model, tap, features)
     try:
         write_tensors(path, codebook.state_dict())

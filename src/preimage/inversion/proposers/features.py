@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from preimage.inversion.proposers.lens import LensShape
 from preimage.models import LanguageModel
+from preimage.progress import stage
 
 _BLOCK = 2  # the block whose states, beside the embedding, describe a token
 _CONTEXT_TOKEN = 0
@@ -59,6 +60,7 @@ def token_features(model: LanguageModel) -> Float[Tensor, "vocabulary d_features
     The state is that of the token behind one fixed token. Both halves are centred over the vocabulary and
     normalised. Costs a pass of the vocabulary through two blocks (some seconds on two cores).
     """
+    stage("token features")
     behind = model.prefix(min(_BLOCK, model.n_layers))
     behind.extend(torch.tensor([_CONTEXT_TOKEN]))
     chunks = torch.arange(model.vocab_size).split(_CHUNK)

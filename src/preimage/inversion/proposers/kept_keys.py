@@ -16,6 +16,7 @@ from preimage.inversion.proposers.features import features_in_parts
 from preimage.inversion.proposers.lens import Lens
 from preimage.inversion.proposers.scores import TurnedKeys
 from preimage.models import LanguageModel, cache_folder
+from preimage.progress import stage
 from preimage.storage import write_tensors
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ def keys_of(model: LanguageModel, lens: Lens, path: Path | None = None) -> Turne
     if place is not None:
         with suppress(OSError, SafetensorError, KeyError, ValueError):  # none there, or none that can be read
             return TurnedKeys.of_parts(load_file(place), shape, model.device)
+    stage("keys of the lens")
     with torch.inference_mode():
         keys = torch.cat([lens.keys(part) for part in features_in_parts(model, lens.shape)])
         made = TurnedKeys.of(keys, lens.bias.detach())

@@ -17,6 +17,7 @@ from torch import Tensor
 from preimage.inversion.proposers.codebook import sample
 from preimage.inversion.proposers.lens import Observed, Valid
 from preimage.models import LanguageModel
+from preimage.progress import stage
 
 _ROUNDS = 64  # of one block at most
 _KEPT = 8  # rounds that are mixed
@@ -46,6 +47,7 @@ def lowest_layer(model: LanguageModel, layer: int) -> int:
 
 @torch.inference_mode()
 def _find_lowest(model: LanguageModel, layer: int) -> int:
+    stage("which blocks can be undone")
     ids = sample(model, _PROMPTS)[:, :_LENGTH]
     true = model.states(ids, tuple(range(layer + 1)))
     valid = torch.ones(ids.shape, dtype=torch.bool, device=model.device)

@@ -29,6 +29,7 @@ from preimage.inversion.proposers.statistics import Statistics
 from preimage.layers import Layer
 from preimage.models import LanguageModel, turned_back, without_positions
 from preimage.observations import Site, Tap, in_words
+from preimage.progress import stage
 
 _WEIGHTS = (0.0, 0.5, 1.0, 2.0, 4.0)  # of the prior, to choose from
 _CALIBRATION = 16  # prompts to choose on, half of them text
@@ -207,6 +208,7 @@ class PriorProposer:
         """The weight that misses least on text, and the threshold between text and random tokens."""
         if self._model.tokenizer is None:
             return 0.0, torch.inf
+        stage("weight of the prior")
         windows = sample(self._model, _CALIBRATION, seed=1).to(self._model.device)
         text = len(windows) // 2
         valid = torch.ones_like(windows, dtype=torch.bool)
