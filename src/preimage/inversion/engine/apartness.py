@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from preimage.inversion.engine.budget import BudgetSpentError
-from preimage.inversion.engine.jobs import Job
+from preimage.inversion.engine.jobs import LONG, Job
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.verifier import Target, Verifier, distances_of
 from preimage.inversion.proposers.scores import Scores
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 _BRANCHES = 512  # tokens tried beside one prompt in one pass
 _BATCH_TOKENS = 16384  # tokens of one pass over many prompts
 _FAITHFUL = 16.0  # a branch may be so many times out of reach of the same token tried plainly
-_LONG = 512  # a prompt of more tokens is run before its branches
 _STEP = 64  # lengths up to a multiple of this are checked together
 _taken: WeakKeyDictionary[LanguageModel, dict[tuple[int, Tap, int], bool]] = WeakKeyDictionary()
 
@@ -62,7 +61,7 @@ class Apartness:
         ids = ((7 + 31 * torch.arange(size)) % self._model.vocab_size)[None]
         places = torch.tensor(sorted({0, size // 2, size - 1}))
         try:
-            if size > _LONG:  # one pass tells: its own tokens, tried again behind it
+            if size > LONG:  # one pass tells: its own tokens, tried again behind it
                 prefix = self._model.prefix(tap)
                 plain = prefix.extend(ids[0])
                 trunk, branches = plain[None], prefix.try_at(places, ids[0, places])[None]
@@ -93,7 +92,9 @@ class Apartness:
         for index, (token, second) in enumerate(zip(ids, job.second.tolist(), strict=False)):
             twins = self._lookalikes.twins(token)
             if second == token or second in twins:
-                likely = scores.top(job.index, index, 2 + len(twins))
+                likely = job.likely[index].tolist()
+                if len(likely) < 2 + len(twins):
+                    likely = scores.top(job.index, index, 2 + len(twins))
                 second = next((other for other in likely if other != token and other not in twins), token)
             rivals = {second, *self._lookalikes.near(token)} - {token, *job.tested.get(index, {})}
             branches += [(index, rival) for rival in sorted(rivals)]

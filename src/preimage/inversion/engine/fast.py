@@ -1,11 +1,12 @@
-"""Exact inversion in passes: propose every position, verify in one pass, repair the first mismatch, go on.
+"""Exact inversion in passes: propose every position, verify in one pass, mend what is wrong, go on.
 
-What a pass verifies from the left is settled. On a GPU many prompts share a pass: at a mismatch the next two
-candidates run in whole rows, which a right guess verifies too, then more as branches. On a CPU prompts go one
-by one, and a mismatch is repaired by a batch of single tokens on the keys and values the pass left behind.
-Candidates follow the proposer's order, up to the whole vocabulary, and the last pass runs over the whole
-prompt. Beside it, in the same pass, the token most likely to be mistaken is tried at every position: where
-that is not far away, a search with the whole vocabulary decides.
+What a pass verifies from the left is settled. Where proposals are in doubt, candidates for all of them run
+beside the prompt in one pass and the nearest are taken (``guessing``). On a GPU many prompts share a pass; on
+a CPU they go one by one, on the keys and values the last pass left behind. Where guesses do not help,
+candidates are tried at the first mismatch in the proposer's order, up to the whole vocabulary
+(``repairing``). The last pass runs over the whole prompt. Beside it, in the same pass, the token most likely
+to be mistaken is tried at every position: where that is not far away, a search with the whole vocabulary
+decides.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from preimage.inversion.engine.apartness import Apartness
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.guessing import Guessing
-from preimage.inversion.engine.jobs import Job, replaced
+from preimage.inversion.engine.jobs import LONG, Job, replaced
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.repairing import Repairing, RepairPolicy
 from preimage.inversion.engine.search import Outcome
@@ -33,7 +34,6 @@ from preimage.models import LanguageModel, states_of_branches
 
 _LADDER = (2, 32, 256)  # candidates tried on a GPU, round after round, before those on a cached prefix
 _BATCH_TOKENS = 16384  # tokens of one pass
-_BESIDE = 512  # a prompt of more tokens is not run together with its rivals on a CPU: nothing is gained
 _WHOLE_REPAIRS = 1  # with more repairs a prompt is run from its first mismatch on, and whole at last
 
 
@@ -125,7 +125,7 @@ class FastInverter:
                 job.check_budget()
                 if self._guesses(job):
                     self._guess(job, scores)
-                    whole = job.verified == len(job) or (not job.doubts and len(job) <= _BESIDE)
+                    whole = job.verified == len(job) or (not job.doubts and len(job) <= LONG)
                     continue
                 self._pass(job, scores, 0 if whole else job.verified)
                 if job.verified == len(job):
@@ -146,7 +146,7 @@ class FastInverter:
     def _pass(self, job: Job, scores: Scores, start: int) -> None:
         """Run a prompt from a position on; what agrees from the left is settled."""
         row = job.row_from(start)
-        branches = None if start or job.plainly else self._branches(job, scores, _BESIDE)
+        branches = None if start or job.plainly else self._branches(job, scores, LONG)
         if job.plainly:
             distances = self._verifier.whole_sequence(row.tolist(), job.target[: len(row)])
         elif branches is not None:
@@ -166,12 +166,11 @@ class FastInverter:
     def _guess(self, job: Job, scores: Scores) -> None:
         """Run a prompt from its first mismatch on, with candidates for all positions in doubt."""
         start, end = job.verified, len(job)
-        if end > _BESIDE:
+        if end > LONG:
             end = len(job.row_from(start))
         branches = self._guessing.branches(job, scores, end)
         row = job.ids[:end]
-        run = job.run_with_branches if len(job) <= _BESIDE else job.run_before_branches
-        states, others = map(self._verifier.observe, run(row, start, *branches))
+        states, others = map(self._verifier.observe, job.run_with_branches(row, start, *branches))
         self._settle(job, row, job.distances[:start] + job.target[start:end].away(states).tolist())
         self._note(job, branches, job.target[branches[0].tolist()].away(others).cpu())
         self._take_fitting(job, scores)

@@ -21,6 +21,7 @@ from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.result import VerifiedPositions
 from preimage.models import Prefix
 
+LONG = 512  # a prompt of more tokens is run apart from what is tried beside it, on a CPU
 _AHEAD, _LEAST_AHEAD = 4, 16  # times the usual distance between repairs, and positions, that are run at once
 
 
@@ -116,22 +117,17 @@ class Job:
         places: Int[Tensor, " branch"],
         tokens: Int[Tensor, " branch"],
     ) -> tuple[Float[Tensor, "some d_model"], Float[Tensor, "branch d_model"]]:
-        """Run a row from a position on, and other tokens as branches off it, in one pass."""
-        self.prefix.crop(start)
-        states = self.prefix.extend_and_try(row[start:], places, tokens)
-        self.held = row.tolist()
-        return states
+        """Run a row from a position on, and other tokens as branches off it.
 
-    def run_before_branches(
-        self,
-        row: Int[Tensor, " position"],
-        start: int,
-        places: Int[Tensor, " branch"],
-        tokens: Int[Tensor, " branch"],
-    ) -> tuple[Float[Tensor, "some d_model"], Float[Tensor, "branch d_model"]]:
-        """The same in two passes: attention over a long row is far quicker without a mask for branches."""
-        states = self.extend_prefix(row, start)
-        return states, self.prefix.try_at(places, tokens) if len(places) else states[:0]
+        In one pass; a long row first, as attention over it is far quicker without a mask for branches.
+        """
+        if len(row) > LONG:
+            states = self.extend_prefix(row, start)
+            return states, self.prefix.try_at(places, tokens) if len(places) else states[:0]
+        self.prefix.crop(start)
+        both = self.prefix.extend_and_try(row[start:], places, tokens)
+        self.held = row.tolist()
+        return both
 
     def prefix_at(self, length: int) -> Prefix:
         """The cached prefix, holding just the first tokens of the prompt."""
