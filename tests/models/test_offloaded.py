@@ -292,8 +292,8 @@ def test_a_gguf_file_is_not_spread(gguf_file: Path) -> None:
     assert "is a GGUF file" in error.message
 
 
-def test_a_map_of_parts_the_model_lacks_is_refused(folder: Path) -> None:
-    error = refused(ModelError, lambda: preimage.load(folder, device_map={"nowhere": "cpu"}))
+def test_a_map_to_a_device_that_is_not_there_is_refused(folder: Path) -> None:
+    error = refused(ModelError, lambda: preimage.load(folder, device_map={"": "nowhere"}))
     assert "cannot be loaded" in error.message
     assert "the device map" in error.hint
 
