@@ -91,21 +91,25 @@ def invert(
     >>> result.status, result.token_ids
     ('recovered', (7, 3, 9))
     """
-    began = time.perf_counter()
     chosen = replace(options or InvertOptions(), **changes)
+    with model.unchanging():
+        return _invert(model, states, layer, attention_mask, chosen, out, progress)
+
+
+def _invert(
+    model: LanguageModel,
+    x: Any,
+    layer: int | str | None,
+    attention_mask: Any,
+    options: InvertOptions,
+    out: str | Path | None,
+    progress: Progress,
+) -> list[Inversion]:
+    began = time.perf_counter()
     with told_of_stages(progress):
-        prepared = prepare(model, states, layer, attention_mask, chosen)
-    states, at = prepared.states, prepared.verifier.layer
-    work = _Inverting(model, prepared, chosen)
-    plan = {
-        "command": "invert",
-        "model": model.identity.to_dict(),
-        "states": states.fingerprint(at),
-        "layer": at,
-        "options": chosen.to_dict(),
-        "far": FAR,  # results judged by another line, or by none, do not mix
-    }
-    run = Run(plan, out)
+        prepared = prepare(model, x, layer, attention_mask, options)
+    states, work = prepared.states, _Inverting(model, prepared, options)
+    run = Run({} if out is None else _plan(model, prepared, options), out)
     results = run.kept(range(len(states)), Inversion)
     with told_of_stages(progress):
         batches = work.batches(run.left(range(len(states))))
@@ -120,6 +124,19 @@ def invert(
     in_order = [results[index] for index in range(len(states))]
     run.finish(lambda: [result.to_dict() for result in in_order])
     return in_order
+
+
+def _plan(model: LanguageModel, prepared: Prepared, options: InvertOptions) -> dict[str, Any]:
+    """What a run folder is for; computed for one alone, as all states are read for it."""
+    at = prepared.verifier.layer
+    return {
+        "command": "invert",
+        "model": model.identity.to_dict(),
+        "states": prepared.states.fingerprint(at),
+        "layer": at,
+        "options": options.to_dict(),
+        "far": FAR,  # results judged by another line, or by none, do not mix
+    }
 
 
 class _Inverting:

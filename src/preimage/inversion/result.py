@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import count, repeat
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 from preimage.layers import Layer
@@ -66,6 +67,12 @@ class VerifiedPositions(Sequence[Position]):
         distance, radius, tests = (column[at] for column in self._columns)
         rival, away = self._runners_up[at] if self._runners_up else (None, None)
         return Position(at, self.token_ids[at], distance, radius, True, rival, away, int(tests))
+
+    def __iter__(self) -> Iterator[Position]:
+        rivals, away = zip(*self._runners_up, strict=True) if self._runners_up else ((repeat(None),) * 2)
+        distances, radii, tests = self._columns
+        columns = distances, radii, repeat(True), rivals, away, map(int, tests)
+        return map(Position, count(), self.token_ids, *columns)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)

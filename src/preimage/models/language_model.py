@@ -58,6 +58,7 @@ class LanguageModel:
         self.forward_tokens = 0  # token positions run so far, for whoever counts cost
         self._widths: dict[Site, int] = {}
         self._edition, self._fingerprint = 0, fingerprint(module, self.anatomy.embedding)
+        self._settled = 0  # calls during which nobody changes it
 
     def __repr__(self) -> str:
         return (
@@ -135,7 +136,19 @@ class LanguageModel:
         self._forget_what_changed()
         return self._edition
 
+    @contextmanager
+    def unchanging(self) -> Iterator[None]:
+        """Look once whether weights or hooks were changed, and no more while this lasts: one call's work."""
+        self._forget_what_changed()
+        self._settled += 1
+        try:
+            yield
+        finally:
+            self._settled -= 1
+
     def _forget_what_changed(self) -> None:
+        if self._settled:
+            return
         now = fingerprint(self.module, self.anatomy.embedding)
         if now != self._fingerprint:
             self._edition, self._fingerprint = self._edition + 1, now

@@ -1,18 +1,20 @@
 """How far apart tokens lie at the positions of a prompt: rivals tried beside every verified token.
 
 At every position the token most likely to be mistaken for the verified one is tried, and all tokens of
-almost the same embedding, as branches off the prompt. Where one of them is not far away, the whole vocabulary
-is tried at that position.
+almost the same embedding, as branches off the prompt. Where one is nearer than its embedding explains, the
+whole vocabulary is tried at that position.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -31,6 +33,47 @@ _BATCH_TOKENS = 16384  # tokens of one pass over many prompts
 _FAITHFUL = 16.0  # a branch may be so many times out of reach of the same token tried plainly
 _STEP = 64  # lengths up to a multiple of this are checked together
 _taken: WeakKeyDictionary[LanguageModel, dict[tuple[int, Tap, int], bool]] = WeakKeyDictionary()
+
+
+class Nearest(NamedTuple):
+    """The nearest of the rivals that were tried at every position of some prompts, and how many were."""
+
+    tokens: Int[Tensor, "prompt position"]
+    distances: Float[Tensor, "prompt position"]
+    tests: Int[Tensor, "prompt position"]
+
+    @classmethod
+    def of(
+        cls,
+        places: Int[Tensor, "prompt branch"],
+        tokens: Int[Tensor, "prompt branch"],
+        beside: Float[Tensor, "prompt branch"],
+        counts: Sequence[int],
+        length: int,
+    ) -> Nearest:
+        """Of branches, the first ``counts`` of each prompt."""
+        given = torch.arange(places.shape[1]) < torch.tensor(counts)[:, None]
+        beside = beside.masked_fill(~given, math.inf)
+        distances = beside.new_full((len(places), length), math.inf)
+        distances = distances.scatter_reduce(1, places, beside, "amin")
+        rows, branches = (given & (beside == distances.gather(1, places))).nonzero().unbind(dim=1)
+        nearest = torch.full_like(distances, -1, dtype=torch.long)
+        nearest[rows, places[rows, branches]] = tokens[rows, branches]
+        tests = torch.zeros_like(nearest).scatter_add(1, places, given.long())
+        return cls(nearest, distances, tests)
+
+    def all_far(
+        self, target: Target, away: Float[Tensor, "prompt position"], lengths: Sequence[int]
+    ) -> list[bool]:
+        """Which prompts fit everywhere, with a rival at every position that is far."""
+        inside = torch.arange(away.shape[1]) < torch.tensor(lengths)[:, None]
+        clear = (self.distances >= target.far) & torch.isfinite(self.distances) & (away <= target.radius)
+        return (clear | ~inside).all(dim=1).tolist()
+
+    def columns(self, row: int, length: int) -> tuple[list[tuple[int, float]], list[int]]:
+        """The nearest token of every position of one prompt, with its distance; how many were tried."""
+        tokens, distances, tests = (side[row, :length].tolist() for side in self)
+        return list(zip(tokens, distances, strict=True)), tests
 
 
 class Apartness:
@@ -85,21 +128,30 @@ class Apartness:
     ) -> tuple[Int[Tensor, " branch"], Int[Tensor, " branch"]]:
         """Positions and tokens still to be tried there: each one's likeliest rival, and those near it."""
         ids = job.ids[:count].tolist()
-        if not job.tested and self._lookalikes.unmistakable(ids):  # most are so, and there may be very many
+        mistakable = self._lookalikes.mistakable(ids)
+        if not job.tested and not mistakable:  # most are so, and there may be very many
             other = (job.second[:count] != job.ids[:count]).nonzero().flatten()
             return other, job.second[other]
         branches: list[tuple[int, int]] = []
         for index, (token, second) in enumerate(zip(ids, job.second.tolist(), strict=False)):
-            twins = self._lookalikes.twins(token)
-            if second == token or second in twins:
-                likely = job.likely[index].tolist()
-                if len(likely) < 2 + len(twins):
-                    likely = scores.top(job.index, index, 2 + len(twins))
-                second = next((other for other in likely if other != token and other not in twins), token)
-            rivals = {second, *self._lookalikes.near(token)} - {token, *job.tested.get(index, {})}
-            branches += [(index, rival) for rival in sorted(rivals)]
+            tried = job.tested.get(index, {})
+            if token in mistakable:
+                near = self._lookalikes.near(token)
+                second = self._unlike(job, scores, index)
+                branches += [(index, other) for other in sorted({second, *near} - {token, *tried})]
+            elif second != token and second not in tried:
+                branches.append((index, second))
         places, tokens = torch.tensor(branches, dtype=torch.long).view(-1, 2).unbind(dim=1)
         return places, tokens
+
+    def _unlike(self, job: Job, scores: Scores, index: int) -> int:
+        """The likeliest token at a position of quite another embedding than that there, if there is one."""
+        token = int(job.ids[index])
+        alike = {token, *self._lookalikes.twins(token), *self._lookalikes.near(token)}
+        likely = job.likely[index].tolist()
+        if alike.issuperset(likely):
+            likely = scores.top(job.index, index, 1 + len(alike))
+        return next((other for other in likely if other not in alike), token)
 
     def try_at_mismatches(self, jobs: Sequence[Job], target: Target, tokens: Sequence[Tensor]) -> None:
         """Try tokens at the first mismatch of every prompt, as branches off what is verified, together."""
@@ -133,20 +185,25 @@ class Apartness:
                 mine = tokens[places == index]
                 away = self._verifier.distances(job.prefix_at(index), mine, job.target[index])
                 job.note_rivals(places[places == index], mine, away)
-        return job.weigh_rivals(count)
+        return job.weigh_rivals(count, self._lookalikes)
 
     def first_open(self, job: Job, scores: Scores, count: int) -> int | None:
         """Try the whole vocabulary at positions that are not clear; the first where another token may fit."""
         for index in self.unclear(job, scores, count):
-            token, prefix = int(job.ids[index]), job.prefix_at(index)
-            tested = distances_of(job.others[index], self._model.vocab_size)
-            tested[token] = job.distances[index]
-            rest = torch.isinf(tested).nonzero().flatten()
-            for part in rest.split(prefix.max_candidates) if len(rest) else ():
-                self._verifier.test(prefix, part, job.target[index], tested, job.budget)
-            if bool(torch.isinf(tested).any()):
-                job.budget.check()
-            job.note_scan(index, tested)
-            if {other for other, _ in job.possible(index)} - {*self._lookalikes.twins(token)}:
+            if not job.is_clear(index, self._lookalikes):
+                self._scan(job, index)
+            if job.is_contested(index, self._lookalikes):
                 return index
         return None
+
+    def _scan(self, job: Job, index: int) -> None:
+        """Try every token at a verified position."""
+        token, prefix = int(job.ids[index]), job.prefix_at(index)
+        tested = distances_of(job.others[index], self._model.vocab_size)
+        tested[token] = job.distances[index]
+        rest = torch.isinf(tested).nonzero().flatten()
+        for part in rest.split(prefix.max_candidates) if len(rest) else ():
+            self._verifier.test(prefix, part, job.target[index], tested, job.budget)
+        if bool(torch.isinf(tested).any()):
+            job.budget.check()
+        job.note_scan(index, tested)

@@ -20,7 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 from preimage.devices import by_device
 from preimage.inversion.engine.apartness import Apartness
 from preimage.inversion.engine.expectation import Expectation, next_token, shared_tokens
-from preimage.inversion.engine.verifier import Verifier
+from preimage.inversion.engine.tangent import tangent_order
+from preimage.inversion.engine.verifier import Target, Verifier
 from preimage.models import LanguageModel, states_of_branches
 
 _BATCH_TOKENS = {"cpu": 2048, "cuda": 65536}  # of one pass
@@ -58,7 +59,16 @@ class Expected:
     ids: Int[Tensor, " position"]
 
 
-Question: TypeAlias = Branches | Rows | Expected
+@dataclass(frozen=True)
+class Tangent:
+    """Every token behind a prompt as seen from one that does not fit; None where there is no gradient."""
+
+    ids: Int[Tensor, " position"]
+    token: int
+    target: Target
+
+
+Question: TypeAlias = Branches | Rows | Expected | Tangent
 Asking: TypeAlias = Generator[Question, Any, Result]
 
 
@@ -66,7 +76,7 @@ class Answers:
     """Answers what readings ask, at one place of a model."""
 
     def __init__(self, model: LanguageModel, verifier: Verifier, apart: Apartness) -> None:
-        self._model, self._tap, self._apart = model, verifier.tap, apart
+        self._model, self._verifier, self._tap, self._apart = model, verifier, verifier.tap, apart
         self.together = model.device.type != "cpu"
 
     def drive(self, readings: Sequence[Asking[Result]]) -> list[Result]:
@@ -103,6 +113,12 @@ class Answers:
                 answers[index] = torch.cat(parts)
             elif index not in answers and isinstance(question, Branches):
                 answers[index] = self._branch_cached(question)
+            elif isinstance(question, Tangent):
+                none = torch.empty(0, dtype=torch.long)
+                self._branch_cached(Branches(question.ids, len(question.ids), none, none))
+                answers[index] = tangent_order(
+                    self._model, self._prefix, self._verifier, question.target, question.token
+                )
         expected = {index: one.ids for index, one in asked.items() if isinstance(one, Expected)}
         return answers | self._expect(expected)
 

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from preimage.inversion.engine.apartness import Apartness
+from preimage.inversion.engine.apartness import Apartness, Nearest
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.guessing import Guessing
 from preimage.inversion.engine.jobs import LONG, Job, replaced
@@ -28,6 +28,7 @@ from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.repairing import Repairing, RepairPolicy
 from preimage.inversion.engine.search import Outcome
 from preimage.inversion.engine.verifier import Target, Verifier
+from preimage.inversion.proposers.registry import LENS
 from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.proposers.standard import Proposer
 from preimage.models import LanguageModel, states_of_branches
@@ -61,7 +62,11 @@ class FastInverter:
         self._model, self._verifier, self._proposer = model, verifier, proposer
         self._lookalikes, self._apart = lookalikes_of(model), Apartness(model, verifier)
         self._guessing = Guessing(model, self._apart)
-        self._repairing = Repairing(model, verifier, self._apart, repair, hand_on=hand_on)
+        self._repairing = Repairing(
+            model, verifier, self._apart, repair,
+            hand_on=hand_on,
+            along_tangents=not proposer.name.startswith(LENS),
+        )  # fmt: skip
         self._together = model.device.type != "cpu" if together is None else together
 
     def prepare(self, longest: int) -> None:
@@ -261,13 +266,20 @@ class FastInverter:
         )
         states = states_of_branches(self._model, self._verifier.tap, ids, places, tokens)
         trunk, rivals = map(self._verifier.observe, states)
-        rows = torch.tensor([[job.index] for job, _ in some])
-        distances = target[rows[:, 0], : ids.shape[1]].away(trunk).tolist()
-        others = target[rows, places].away(rivals).cpu()
-        for (job, branches), away, beside in zip(some, distances, others, strict=True):
+        own = [job.index for job, _ in some]
+        aim = target[own, : ids.shape[1]]
+        away = aim.away(trunk).cpu()
+        beside = target[torch.tensor(own)[:, None], places].away(rivals).cpu()
+        counts = [len(branches[0]) for _, branches in some]
+        nearest = Nearest.of(places, tokens, beside, counts, ids.shape[1])
+        whole = nearest.all_far(aim, away, [len(job) for job, _ in some])
+        for row, ((job, branches), distances) in enumerate(zip(some, away.tolist(), strict=True)):
+            if whole[row] and not job.tested and self._lookalikes.unmistakable(job.ids.tolist()):
+                job.conclude_at_once(distances[: len(job)], *nearest.columns(row, len(job)))
+                continue
             if job.verified < len(job):
-                self._settle(job, job.ids, away[: len(job)])
-            self._note(job, branches, beside[: len(branches[0])])
+                self._settle(job, job.ids, distances[: len(job)])
+            self._note(job, branches, beside[row, : len(branches[0])])
 
     def _next_rows(self, job: Job, scores: Scores) -> list[Tensor] | Tensor:
         """The rows to run next for a prompt, or the tokens to try at its mismatch; none when it has ended."""
@@ -281,8 +293,11 @@ class FastInverter:
             if self._repairing.fits_plainly(job):
                 self._run_alone(job, scores)
                 return []
-            if fits or job.stage == len(_LADDER):
-                return [job.ids] if self._repairing.repair(job, scores) else []
+            if fits or job.led or job.stage == len(_LADDER):
+                mended = self._repairing.repair(job, scores)
+                if mended and job.plainly:
+                    self._run_alone(job, scores)
+                return [job.ids] if mended and not job.plainly else []
         except BudgetSpentError as spent:
             self._repairing.stop(job, spent)
             return []

@@ -42,7 +42,7 @@ class Guessing:
     def is_worth(self, job: Job) -> bool:
         """Whether candidates for doubtful positions are run next, before the prompt as a whole."""
         at, size = job.verified, len(job)
-        if not self._large or job.plainly or at == size or job.budget.tests_left < 2 * size:
+        if not self._large or job.plainly or job.led or at == size or job.budget.tests_left < 2 * size:
             return False
         if not job.distances:
             worth = job.expected_misses() >= _MISSES

@@ -15,7 +15,7 @@ from torch import Tensor
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.expectation import Expectation, likely_first, shared_tokens, together
 from preimage.inversion.engine.lookalikes import Lookalikes
-from preimage.inversion.engine.search import Fit, Outcome
+from preimage.inversion.engine.search import Fit, Outcome, VerifiedPrompt
 from preimage.inversion.engine.verifier import Target
 from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.result import VerifiedPositions
@@ -50,6 +50,8 @@ class Job:
     doubts: list[int] = field(default_factory=list)  # positions behind it that are likely wrong as well
     tried: dict[int, int] = field(default_factory=dict)  # how many candidates were tried at such positions
     known: int = 0  # tokens before the first state that was observed: given, not looked for
+    led: bool = False  # whether the model's derivative found the last token that was mended
+    misfit: tuple[int, int] | None = None  # a position, and a near token that does not fit there plainly
     plainly: bool = False  # whether only plain passes over the whole prompt are near enough to the states
     outcome: Outcome | None = None
 
@@ -58,8 +60,9 @@ class Job:
 
     @property
     def second(self) -> Int[Tensor, " position"]:
-        """The next best token everywhere."""
-        return self.likely[:, min(1, self.likely.shape[1] - 1)]
+        """The likeliest token everywhere beside the proposal; of one token, that one."""
+        first, next_ = self.likely[:, 0], self.likely[:, min(1, self.likely.shape[1] - 1)]
+        return torch.where(self.ids == first, next_, first)
 
     def expected_misses(self) -> float:
         """How many of the proposals are wrong, as likely as they are."""
@@ -175,8 +178,18 @@ class Job:
                 self.tested.setdefault(index, {})[token] = away
                 self.budget.tests += 1
 
-    def weigh_rivals(self, count: int) -> list[int]:
-        """Find the nearest other token of every position; the positions where that is not far."""
+    def conclude_at_once(
+        self, distances: list[float], runners_up: list[tuple[int, float]], tried: list[int]
+    ) -> None:
+        """End with the proposal: one pass verified all of it, and at every position rivals are far."""
+        self.verified, self.distances, self.runners_up = len(self), distances, runners_up
+        self.tests = [1 + count for count in tried]
+        self.budget.tests += sum(self.tests)
+        prompt = VerifiedPrompt(self.positions(len(self)))
+        self.outcome = Outcome((prompt,), prompt, None, "")
+
+    def weigh_rivals(self, count: int, lookalikes: Lookalikes) -> list[int]:
+        """Find the nearest other token of every position; where another may fit, or not all are far."""
         self.others = [
             {other: away for other, away in self.tested.get(index, {}).items() if other != token}
             for index, token in enumerate(self.ids[:count].tolist())
@@ -185,12 +198,22 @@ class Job:
         self.runners_up = [
             min(some.items(), key=itemgetter(1), default=(-1, math.inf)) for some in self.others
         ]
-        fars = self.target.fars
+        nearest = zip(self.target.fars, self.runners_up, strict=False)
+        near = [index for index, (far, (_, away)) in enumerate(nearest) if not far <= away < math.inf]
         return [
             index
-            for index, (token, distance) in enumerate(self.runners_up)
-            if token < 0 or not distance >= fars[index]
+            for index in near
+            if not self.is_clear(index, lookalikes) or self.is_contested(index, lookalikes)
         ]
+
+    def is_clear(self, index: int, lookalikes: Lookalikes) -> bool:
+        """Whether what was tried at a position shows that no token lies near that was not tried."""
+        return lookalikes.all_far(int(self.ids[index]), self.others[index], self.target.fars[index])
+
+    def is_contested(self, index: int, lookalikes: Lookalikes) -> bool:
+        """Whether another token may fit at a position, as far as they were tried."""
+        twins = lookalikes.twins(int(self.ids[index]))
+        return any(other not in twins for other, _ in self.possible(index))
 
     def nearest(self, at: int) -> int | None:
         """The nearest of the tokens tested at a position, if it fits."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -62,23 +62,56 @@ class Lookalikes:
         self._shadows = pad(torch.cat(parts), (0, 0, 0, rest))
         self._squares = self._shadows.square().sum(dim=1)
         self._squares[self.vocab_size :] = torch.inf  # to fill the last block; near to nothing
-        self._near: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of tokens that were asked for
+        # of tokens that were asked for: twins; near ones, and how near
+        self._near: dict[int, tuple[tuple[int, ...], dict[int, float]]] = {}
         self._mistakable: set[int] = set()  # those of them that have any
+        self._twinned: set[int] = set()  # those that have twins
 
     def twins(self, token: int) -> tuple[int, ...]:
         """Every other token whose embedding is the same to the bit: no state can tell them apart."""
-        self.look_up([token])
-        return self._near[token][0]
+        return self._of(token)[0]
 
-    def near(self, token: int) -> tuple[int, ...]:
-        """Every token whose embedding is nearly the same, but not to the bit."""
-        self.look_up([token])
-        return self._near[token][1]
+    def near(self, token: int) -> Mapping[int, float]:
+        """Every token whose embedding is nearly the same, but not to the bit, and how near it is.
+
+        1 is as far off as a near one may be.
+        """
+        return self._of(token)[1]
+
+    def _of(self, token: int) -> tuple[tuple[int, ...], dict[int, float]]:
+        if token not in self._near:
+            self.look_up([token])
+        return self._near[token]
+
+    def mistakable(self, ids: Sequence[int]) -> set[int]:
+        """Those of some tokens that have a twin or a near one."""
+        self.look_up(ids)
+        return self._mistakable.intersection(ids)
 
     def unmistakable(self, ids: Sequence[int]) -> bool:
         """Whether none of these tokens has a twin or a near one."""
+        return not self.mistakable(ids)
+
+    def without_twins(self, ids: Sequence[int]) -> bool:
+        """Whether none of these tokens has a twin."""
         self.look_up(ids)
-        return self._mistakable.isdisjoint(ids)
+        return self._twinned.isdisjoint(ids)
+
+    def all_far(self, token: int, others: Mapping[int, float], far: float) -> bool:
+        """Whether what was tried beside a token shows that nothing else lies near: ``others`` by distance.
+
+        Tokens of almost the same embedding are all tried, and say nothing of the rest where they lie near:
+        only where that goes on as it began, so that a token of any other embedding may lie near as well.
+        """
+        twins, near = self.twins(token), self.near(token)
+        unlike = False
+        for other, away in others.items():
+            if other == token or other in twins:
+                continue
+            unlike = unlike or other not in near
+            if not away >= far * near.get(other, 1.0):
+                return False
+        return unlike
 
     def look_up(self, ids: Sequence[int]) -> None:
         """Find the twins and near tokens of many tokens at once."""
@@ -89,26 +122,31 @@ class Lookalikes:
     def rivals(self, token: int, untested: Bool[Tensor, " vocabulary"]) -> Int[Tensor, " candidate"]:
         """The near tokens and the nearest by embedding that were not tested yet."""
         gap = (self._table - self._table[token]).square().sum(dim=1)
-        gap[list(self.near(token))] = 0.0
+        gap[list(self.near(token))] = 0.0  # and some that are not near, to compare with
         gap = gap.masked_fill(~untested.to(gap.device), float("inf"))
-        count = min(max(_NEAREST, len(self.twins(token)) + len(self.near(token))), int(untested.sum()))
+        count = min(_NEAREST + len(self.twins(token)) + len(self.near(token)), int(untested.sum()))
         return gap.topk(count, largest=False).indices.cpu()
 
     @torch.inference_mode()
     def _find(self, ids: Int[Tensor, " token"]) -> None:
         reach = NEAR * self._norms[ids]
-        lists: dict[int, tuple[list[int], list[int]]] = {token: ([], []) for token in ids.tolist()}
+        found: dict[int, tuple[list[int], dict[int, float]]] = {token: ([], {}) for token in ids.tolist()}
         for part in self._hits(ids, reach).split(_CHUNK):
             rows, others = part.unbind(dim=1)
             own = ids[rows]
             same = (self._table[others] == self._table[own]).all(dim=1).cpu()
             theirs, ours = self._inputs(torch.cat([others, own])).chunk(2)
-            near = (row_distances(theirs, ours).cpu() <= reach[rows].cpu()) & ~same
-            for kind, chosen in enumerate((same, near)):
-                for token, other in zip(own[chosen].tolist(), others[chosen].tolist(), strict=True):
-                    lists[token][kind].append(other)
-        self._near.update({token: (tuple(twins), tuple(near)) for token, (twins, near) in lists.items()})
-        self._mistakable |= {token for token, (twins, near) in lists.items() if twins or near}
+            gaps = row_distances(theirs, ours).cpu() / reach[rows].cpu()
+            for token, other, is_twin, gap in zip(
+                own.tolist(), others.tolist(), same.tolist(), gaps.tolist(), strict=True
+            ):
+                if is_twin:
+                    found[token][0].append(other)
+                elif gap <= 1:
+                    found[token][1][other] = gap
+        self._near.update({token: (tuple(twins), near) for token, (twins, near) in found.items()})
+        self._mistakable |= {token for token, (twins, near) in found.items() if twins or near}
+        self._twinned |= {token for token, (twins, _) in found.items() if twins}
 
     def _hits(
         self, ids: Int[Tensor, " token"], reach: Float[Tensor, " token"]

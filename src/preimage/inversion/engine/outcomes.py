@@ -87,11 +87,13 @@ def with_status(result: Inversion, outcome: Outcome, vocab_size: int) -> Inversi
 
 def with_exact_reading(result: Inversion) -> Inversion:
     """The result with what was verified as its reading; where several prompts fit, as sure as they agree."""
-    prompts = result.alternatives or (result.token_ids,)
-    agree = tuple(
-        sum(other[index : index + 1] == (token,) for other in prompts) / len(prompts)
-        for index, token in enumerate(result.token_ids)
-    )
+    prompts = result.alternatives
+    agree = (1.0,) * len(result.token_ids)
+    if prompts:
+        agree = tuple(
+            sum(other[index : index + 1] == (token,) for other in prompts) / len(prompts)
+            for index, token in enumerate(result.token_ids)
+        )
     return replace(result, reading=Reading(result.token_ids, result.text, agree))
 
 

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from preimage.devices import by_device
-from preimage.inversion.engine.asking import Asking, Branches, Expected, Rows
+from preimage.inversion.engine.asking import Asking, Branches, Expected, Rows, Tangent
 from preimage.inversion.engine.beginnings import Beginnings
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.evidence import Level, Noise, Read, Weighed, noise_of_residual, weigh
@@ -27,8 +27,10 @@ from preimage.inversion.engine.expectation import candidates
 from preimage.inversion.engine.first_states import first_states
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.second_look import look_again
+from preimage.inversion.engine.tangent import LEADING
 from preimage.inversion.engine.trial import Trial
 from preimage.inversion.engine.verifier import Target, Verifier
+from preimage.inversion.proposers.registry import LENS
 from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.proposers.standard import Proposer
 from preimage.inversion.proposers.statistics import Statistics, statistics_of
@@ -85,6 +87,8 @@ class PromptReading:
         self._likely: list[int] = []  # first tokens, where the whole vocabulary was weighed there
         self._rung = 0  # of the ladder, at which the next doubtful position begins
         self._lost = 0  # positions in a row at which not even the whole ladder helped
+        self._along_tangents = not proposer.name.startswith(LENS)
+        self._led = False  # whether the model's derivative led to the last token that was looked for
         self._scans = 0  # positions at which the whole vocabulary was tried
 
     def _propose(self, states: Float[Tensor, "position d"]) -> None:
@@ -283,6 +287,8 @@ class PromptReading:
                 expected = yield Expected(self._ids[:at])
                 prior = prior if expected is None else expected
             fresh = candidates(scores, prior, ladder[rung], trial.tokens)
+            leading = yield from self._along_tangent(at, trial)
+            fresh = [*leading, *(token for token in fresh if token not in leading)]
             own = _ITSELF * scores if at == 0 else prior
             while fresh:  # and what the likeliest of them could be mistaken for
                 weighed = yield from self._try(at, fresh, trial, own, budget)
@@ -295,6 +301,7 @@ class PromptReading:
             if same or (weighed.confidence >= SURE and (told or rung > 1)):
                 break
         assert weighed is not None, "a vocabulary has at least one token"
+        self._led = weighed.tokens[0] in leading
         while self._is_strange(at, weighed) and len(trial.tokens) < self._model.vocab_size:
             self._scans += len(trial.tokens) <= ladder[-1] + _ALIKE  # the first part of it
             fresh = candidates(scores, prior, len(trial.tokens) + _SCANNED, trial.tokens)
@@ -302,6 +309,15 @@ class PromptReading:
         self._lost = self._lost + 1 if weighed.confidence < _NO_IDEA else 0
         self._tests[at] += len(trial.tokens)
         self._settle(at, weighed, trial.state(weighed.tokens[0]))
+
+    def _along_tangent(self, at: int, trial: Trial) -> Asking[dict[int, None]]:
+        """Tokens to which the nearest that was tried leads, where no lens knows better; in their order."""
+        if not (at and self._along_tangents and (trial.tokens or self._led)):
+            return {}
+        nearest = trial.tokens[int(trial.distances.argmin())] if trial.tokens else int(self._ids[at])
+        order = yield Tangent(self._ids[:at], nearest, self._target[at])
+        some = [] if order is None else order[:LEADING].tolist()
+        return dict.fromkeys(token for token in some if token not in set(trial.tokens))
 
     def _try(self, at: int, tokens: list[int], trial: Trial, own: Tensor, budget: Budget) -> Asking[Weighed]:
         """Try more candidates at a position, and weigh them with those that were tried."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TypeAlias
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from preimage.devices import by_device
@@ -17,6 +17,7 @@ from preimage.inversion.engine.jobs import Job, replaced
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.policies import Policy, RankedPolicy
 from preimage.inversion.engine.search import BACKOFF_RADII, Frame, Outcome, Search, VerifiedPrompt
+from preimage.inversion.engine.tangent import LEADING, merged, tangent_order
 from preimage.inversion.engine.verifier import Verifier, distances_of
 from preimage.inversion.proposers.scores import Scores
 from preimage.models import LanguageModel, Prefix
@@ -24,6 +25,7 @@ from preimage.models import LanguageModel, Prefix
 _FIRST_BATCH = {"cpu": 8, "cuda": 512}  # candidates tried first on a cached prefix
 _SCANNED = 4096  # a vocabulary that is tried in full before evidence is asked
 _PATIENCE = {"cpu": 256, "cuda": 2**31}  # candidates tried at the first position before evidence is asked
+_PATIENCE_BEHIND = {"cpu": 256, "cuda": 4096}  # the same at later ones, where what is allowed is coarse
 _PLAINLY = 2.0  # radii in half precision within which a token may fit in a plain pass alone
 
 # From the prefix, the observed state and the proposer's policy to the policy of a repair.
@@ -34,6 +36,7 @@ class Repairing:
     """Repairs, searches and conclusions for one model and layer; ``policy`` may change what is tried first.
 
     ``hand_on``: where nothing fits, evidence is asked before the vocabulary is tried in full.
+    ``along_tangents``: the model's own derivative says what to try where the proposer does not know.
     """
 
     def __init__(
@@ -44,17 +47,22 @@ class Repairing:
         policy: RepairPolicy,
         *,
         hand_on: bool,
+        along_tangents: bool,
     ) -> None:
         self._model, self._verifier, self._apart, self._policy = model, verifier, apart, policy
         self._lookalikes = lookalikes_of(model)
         self._hand_on = hand_on and model.vocab_size > _SCANNED
+        self._along_tangents = along_tangents and model.vocab_size > _SCANNED
 
     def repair(self, job: Job, scores: Scores) -> bool:
         """Put the right token at the first mismatch; False where a search decided the prompt instead."""
         at = job.verified
         token = job.nearest(at)  # a rival that was tried beside the pass
         if token is None:
+            before = job.plainly
             token = self._try_candidates(job, scores, at)
+            if job.plainly and not before:  # and it was put there
+                return True
         reach = job.target.reaches[at]
         may_fit = {other for other, distance in job.tested[at].items() if distance <= reach}
         if token is None and self._hands_on(job, at == job.known):
@@ -72,13 +80,20 @@ class Repairing:
         known = job.tested.setdefault(at, {})
         tested = distances_of(known, self._model.vocab_size)
         first = by_device(_FIRST_BATCH, self._model.device)
-        order = partial(job.expected_order, at, scores)
-        ranked = RankedPolicy(scores.order(job.index, at), first, prefix.max_candidates, order)
+        leading: set[int] = set()
+        along = self._along_tangent(job, at, leading) if job.led else None
+        order = scores.order(job.index, at) if along is None else along
+
+        def better() -> Int[Tensor, " vocabulary"] | None:
+            return merged(self._along_tangent(job, at, leading), job.expected_order(at, scores))
+
+        ranked = RankedPolicy(order, first, prefix.max_candidates, better)
         policy = self._policy(prefix, job.observed[at], ranked)
         nearest: int | None = None
         most = self._model.vocab_size
         if self._hands_on(job, at == job.known):
-            most = min(most, by_device(_PATIENCE, self._model.device))
+            patience = _PATIENCE if at == job.known else _PATIENCE_BEHIND
+            most = min(most, by_device(patience, self._model.device))
         while nearest is None and len(known) < most and len(ids := policy.propose(torch.isinf(tested))):
             ids = ids[: job.budget.tests_left]
             if at == 0 and len(known) > _SCANNED:  # the same for every prompt: computed once
@@ -86,7 +101,20 @@ class Repairing:
             self._verifier.test(prefix, ids, job.target[at], tested, job.budget)
             known.update(zip(ids.tolist(), tested[ids].tolist(), strict=True))
             nearest = job.nearest(at)
+            if self.fits_plainly(job):
+                break
+        job.led = nearest in leading
         return nearest
+
+    def _along_tangent(self, job: Job, at: int, leading: set[int]) -> Int[Tensor, " vocabulary"] | None:
+        """Every token as seen from the nearest that was refused; what that leads to goes into ``leading``."""
+        refused = job.tested.get(at)
+        if not (self._along_tangents and at and refused):
+            return None
+        token = min(refused, key=refused.__getitem__)
+        order = tangent_order(self._model, job.prefix_at(at), self._verifier, job.target[at], token)
+        leading.update([] if order is None else order[:LEADING].tolist())
+        return order
 
     def _hands_on(self, job: Job, at_once: bool = False) -> bool:
         """Whether evidence is asked before a scan: where not even the first token fits, and where what is
@@ -103,7 +131,7 @@ class Repairing:
         job.outcome = Outcome((), verified, None, "", handed_on=True)
 
     def fits_plainly(self, job: Job) -> bool:
-        """Whether the nearest refused token fits in a plain pass over the whole prompt.
+        """Put the nearest refused token at the first mismatch if it fits in a plain pass over the prompt.
 
         States of attention sinks are so long that another shape of the pass, cached or shared, can move them
         out of the radius. The plain pass decides anyway; such a prompt is run plainly from then on.
@@ -113,12 +141,13 @@ class Repairing:
             return False
         token = min(refused, key=refused.__getitem__)
         near = _PLAINLY if self.is_coarse(job) else BACKOFF_RADII
-        if refused[token] > near * job.target.radii[at]:
+        if refused[token] > near * job.target.radii[at] or job.misfit == (at, token):
             return False
         ids = replaced(job.ids, at, token)
         distance = self._verifier.whole_sequence(ids.tolist(), job.target)[at]
         job.budget.tests += 1
         if not distance <= job.target.radii[at]:
+            job.misfit = at, token
             return False
         job.put(at, token)
         job.plainly = True
@@ -137,7 +166,7 @@ class Repairing:
         if open_ is not None:
             self._search(job, scores, open_)
             return
-        alone = self._lookalikes.unmistakable(job.ids.tolist())
+        alone = self._lookalikes.without_twins(job.ids.tolist())
         prompt = VerifiedPrompt(job.positions(len(job))) if alone else job.fits(len(job), self._lookalikes)
         job.outcome = Outcome((prompt,), prompt, None, "")
 

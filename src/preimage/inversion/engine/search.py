@@ -212,7 +212,7 @@ class Search:
             self._test(ids, target, tested)
         if float(tested.min()) <= reach:
             self._test_rivals(target, tested)
-            if self._exhaustive or not _all_far(tested, reach, self._target.fars[index]):
+            if self._exhaustive or not self._all_far(tested, reach, self._target.fars[index]):
                 self._test(torch.isinf(tested).nonzero().flatten(), target, tested)
         return tested
 
@@ -230,6 +230,18 @@ class Search:
         while nearest != int(tested.argmin()):
             nearest = int(tested.argmin())
             self._test(self._lookalikes.rivals(nearest, torch.isinf(tested)), target, tested)
+
+    def _all_far(self, tested: Float[Tensor, " vocabulary"], reach: float, far: float) -> bool:
+        """Whether other tokens were tested and all that are out of reach lie far out of it."""
+        nearest = int(tested.argmin())
+        near = self._lookalikes.near(nearest)
+        known = torch.isfinite(tested).nonzero().flatten()
+        others = {
+            other: away
+            for other, away in zip(known.tolist(), tested[known].tolist(), strict=True)
+            if away > reach or other in near
+        }
+        return self._lookalikes.all_far(nearest, others, far)
 
     def _fail(self, position: Position, what: str) -> None:
         """Remember the dead end that got furthest."""
@@ -287,12 +299,6 @@ def _ranked_positions(index: int, tested: Float[Tensor, " vocabulary"], target: 
         away = None if other is None else float(tested[other])
         accepted = bool(tested[token] <= radius)
         yield Position(index, token, float(tested[token]), radius, accepted, other, away, tests)
-
-
-def _all_far(tested: Float[Tensor, " vocabulary"], reach: float, far: float) -> bool:
-    """Whether other tokens were tested and all of them lie far out of reach."""
-    others = tested[(tested > reach) & torch.isfinite(tested)]
-    return len(others) > 0 and float(others.min()) >= far
 
 
 def _stands_out(nearest: Position) -> bool:

@@ -89,7 +89,7 @@ class Target:
         return self.reach.tolist()
 
     @cached_property
-    def fars(self) -> list[float]:
+    def far(self) -> Float[Tensor, "*row"]:
         """How far from the target another token is far, at each position.
 
         ``FAR`` reaches, and a part of how far states of one cell are from its centre: of tokens that lie
@@ -97,14 +97,19 @@ class Target:
         that are known far less well than the others say nothing of a token.
         """
         if self.low.shape[-1] < _FEWEST:
-            return [math.inf] * len(self)
+            return torch.full_like(self.reach, math.inf)
         far = FAR * self.reach
         if self.low is not self.high:
             width = self.high - self.low if self.weights is None else (self.high - self.low) * self.weights
             closed = width.masked_fill(torch.isinf(width), math.nan).nanmedian(dim=-1).values
             spread = closed.nan_to_num(nan=math.inf) * math.sqrt(width.shape[-1] / 12)  # as if evenly spread
             far = torch.maximum(far, _FAR_OF_CELL * spread.cpu())
-        return far.tolist()
+        return far
+
+    @cached_property
+    def fars(self) -> list[float]:
+        """The same as numbers."""
+        return self.far.tolist()
 
     @cached_property
     def coarse(self) -> int:
@@ -119,6 +124,12 @@ class Target:
         else:
             difference = (exact - self.high).clamp_min(0) + (self.low - exact).clamp_min(0)
         return norms(difference if self.weights is None else difference * self.weights)
+
+    def missing(self, seen: Float[Tensor, "*row d"]) -> Float[Tensor, "*row d"]:
+        """Which way a state would have to move: against the gradient of half its squared distance."""
+        exact = seen.to(torch.float64)
+        short = torch.minimum(torch.maximum(exact, self.low), self.high) - exact
+        return short if self.weights is None else short * self.weights.square()
 
 
 class Verifier:
