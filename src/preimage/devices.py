@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 Size = TypeVar("Size")
 _MEMORY = Path("/proc/meminfo")
@@ -17,6 +18,24 @@ BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}  # tokens that go through a model in
 def by_device(sizes: Mapping[str, Size], device: torch.device) -> Size:
     """The entry for this kind of device; a kind that is not listed is treated as a CPU."""
     return sizes.get(device.type, sizes["cpu"])
+
+
+def fetch(tensor: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy a tensor to the CPU; what gives the copy, and waits for nothing behind it."""
+    if tensor.device.type != "cuda":
+        return tensor.cpu
+    import torch
+
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    there = torch.cuda.Event()
+    there.record()
+
+    def wait() -> Tensor:
+        there.synchronize()
+        return copy
+
+    return wait
 
 
 def free_bytes(device: torch.device) -> int | None:

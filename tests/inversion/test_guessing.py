@@ -138,6 +138,8 @@ def test_what_is_tried_beforehand_is_what_is_likely_and_not_sure(model: Language
         Budget(1, None),
         lambda: model.prefix(2),
     )
+    guessing.look_ahead([job], tokens, chances)
+    assert job.misses == pytest.approx(float((1 - chances[..., 0]).sum()))
     assert {at for at, _ in guessing.beforehand(job)} == {4, 9}
     assert (4, prompts[0][4]) in guessing.beforehand(job)
     assert (9, prompts[0][9]) in guessing.beforehand(job)
@@ -162,7 +164,7 @@ def test_a_prompt_that_fits_in_another_shape_of_the_pass_fits(
 
     monkeypatch.setattr(type(model), "states", moved)
     assert checker.whole_sequence(ids, target)[4] > target.radii[4]
-    monkeypatch.setitem(verifier._BATCHES, "cpu", (4,))
+    monkeypatch.setitem(verifier.LARGE, "cpu", 4 * LENGTH)
     assert checker.whole_sequence(ids, target)[4] <= target.radii[4]
-    off *= 4  # too far for any shape
+    off *= 32  # too far for any shape
     assert checker.whole_sequence(ids, target)[4] > target.radii[4]

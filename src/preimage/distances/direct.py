@@ -50,11 +50,11 @@ def row_distances(x: Shaped[Tensor, "*rows d"], y: Shaped[Tensor, "*other d"]) -
 
 
 @torch.no_grad()
-def norms(x: Shaped[Tensor, "*rows d"]) -> Float[Tensor, "*rows"]:
-    """|x_i|_2 in float64: the distance from 0."""
+def norms(x: Shaped[Tensor, "*rows d"], *, held: bool = True) -> Float[Tensor, "*rows"]:
+    """|x_i|_2 in float64: the distance from 0. Unless ``held``, it is infinite where float64 ends."""
     rows = real(x)
     lengths = _lengths(rows, None)
-    if rows.dtype == torch.float64:
+    if held and rows.dtype == torch.float64:
         _require_held(lengths, rows, rows)
     return lengths
 

@@ -63,11 +63,15 @@ class Nearest(NamedTuple):
         return cls(nearest, distances, tests)
 
     def all_far(
-        self, target: Target, away: Float[Tensor, "prompt position"], lengths: Sequence[int]
+        self,
+        far: Float[Tensor, "prompt position"],
+        radius: Float[Tensor, "prompt position"],
+        away: Float[Tensor, "prompt position"],
+        lengths: Sequence[int],
     ) -> list[bool]:
         """Which prompts fit everywhere, with a rival at every position that is far."""
         inside = torch.arange(away.shape[1]) < torch.tensor(lengths)[:, None]
-        clear = (self.distances >= target.far) & torch.isfinite(self.distances) & (away <= target.radius)
+        clear = (self.distances >= far) & torch.isfinite(self.distances) & (away <= radius)
         return (clear | ~inside).all(dim=1).tolist()
 
     def columns(self, row: int, length: int) -> tuple[list[tuple[int, float]], list[int]]:

@@ -11,7 +11,7 @@ decides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -20,14 +20,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from preimage.devices import by_device, fetch
 from preimage.inversion.engine.apartness import Apartness, Nearest
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
-from preimage.inversion.engine.guessing import Guessing
+from preimage.inversion.engine.guessing import Guessing, look_ahead
 from preimage.inversion.engine.jobs import LONG, Job, replaced
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.repairing import Repairing, RepairPolicy
 from preimage.inversion.engine.search import Outcome
-from preimage.inversion.engine.verifier import Target, Verifier
+from preimage.inversion.engine.verifier import ANOTHER_SHAPE, LARGE, Target, Verifier
 from preimage.inversion.proposers.registry import LENS
 from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.proposers.standard import Proposer
@@ -114,6 +115,8 @@ class FastInverter:
                 job.known = len(known)
                 if proposal:
                     job.chances = torch.ones_like(job.chances[:, :1])
+            if not proposal:
+                look_ahead(jobs, likely, chances)
             if self._together:
                 self._run_together(jobs, target, scores)
             else:
@@ -124,7 +127,7 @@ class FastInverter:
     # One prompt, on the keys and values its passes leave behind.
 
     def _run_alone(self, job: Job, scores: Scores) -> None:
-        whole = True
+        whole, job.shared = True, False
         try:
             while job.outcome is None:
                 job.check_budget()
@@ -185,7 +188,7 @@ class FastInverter:
         if job.verified == len(job.distances):
             return
         if self._repairing.fits_plainly(job):
-            if self._together:
+            if self._together and job.plainly:
                 self._run_alone(job, scores)
         elif job.nearest(job.verified) is not None:
             self._repairing.repair(job, scores)
@@ -212,6 +215,8 @@ class FastInverter:
     # Many prompts in shared passes.
 
     def _run_together(self, jobs: list[Job], target: Target, scores: Scores) -> None:
+        for job in jobs:
+            job.shared = bool(by_device(LARGE, self._model.device))
         self._run_with_branches(jobs, target, scores)
         left = [job for job in jobs if job.outcome is None and job.verified < len(job)]
         while left:
@@ -248,17 +253,24 @@ class FastInverter:
         ]
         every = [(job, branches) for job, branches in asked if branches is not None]
         every.sort(key=lambda item: len(item[1][0]))  # so that little is padded
+        passes = []
         while every:
             size = max(1, _BATCH_TOKENS // (longest + len(every[-1][1][0])))
             some, every = every[-size:], every[:-size]
-            self._run_shared(some, target)
-        for job, branches in asked:
-            if branches is not None and job.verified < len(job):
+            passes.append((some, self._run_shared(some, target)))
+        for some, ran in passes:  # while the next ones run
+            self._take_in(some, target, *ran)
+        ran_now = [job for job, branches in asked if branches is not None]
+        self._look_again([job for job in ran_now if self._is_near_miss(job)], target)
+        for job in ran_now:
+            if job.verified < len(job):
                 self._take_fitting(job, scores)
-        return {job.index for job, branches in asked if branches is not None}
+        return {job.index for job in ran_now}
 
-    def _run_shared(self, some: list[tuple[Job, tuple[Tensor, Tensor]]], target: Target) -> None:
-        """One pass over some prompts and their branches."""
+    def _run_shared(
+        self, some: Sequence[tuple[Job, tuple[Tensor, Tensor]]], target: Target
+    ) -> tuple[Tensor, Tensor, Callable[[], Tensor], Callable[[], Tensor]]:
+        """One pass over some prompts and their branches, begun: the branches, and the distances to come."""
         ids = pad_sequence([job.ids for job, _ in some], batch_first=True)
         places, tokens = (
             pad_sequence(list(column), batch_first=True)
@@ -266,13 +278,26 @@ class FastInverter:
         )
         states = states_of_branches(self._model, self._verifier.tap, ids, places, tokens)
         trunk, rivals = map(self._verifier.observe, states)
-        own = [job.index for job, _ in some]
-        aim = target[own, : ids.shape[1]]
-        away = aim.away(trunk).cpu()
-        beside = target[torch.tensor(own)[:, None], places].away(rivals).cpu()
-        counts = [len(branches[0]) for _, branches in some]
-        nearest = Nearest.of(places, tokens, beside, counts, ids.shape[1])
-        whole = nearest.all_far(aim, away, [len(job) for job, _ in some])
+        rows = torch.tensor([[job.index] for job, _ in some])
+        away = target[rows[:, 0], : ids.shape[1]].away(trunk)
+        return places, tokens, fetch(away), fetch(target[rows, places].away(rivals))
+
+    def _take_in(
+        self,
+        some: Sequence[tuple[Job, tuple[Tensor, Tensor]]],
+        target: Target,
+        places: Tensor,
+        tokens: Tensor,
+        get_away: Callable[[], Tensor],
+        get_beside: Callable[[], Tensor],
+    ) -> None:
+        """What a pass has shown of its prompts; those that it settles end here."""
+        away, beside = get_away(), get_beside()
+        counts, lengths = [len(branches[0]) for _, branches in some], [len(job) for job, _ in some]
+        nearest = Nearest.of(places, tokens, beside, counts, away.shape[1])
+        rows = [job.index for job, _ in some]
+        far, radius = (side[rows, : away.shape[1]] for side in (target.far, target.radius))
+        whole = nearest.all_far(far, radius, away, lengths)
         for row, ((job, branches), distances) in enumerate(zip(some, away.tolist(), strict=True)):
             if whole[row] and not job.tested and self._lookalikes.unmistakable(job.ids.tolist()):
                 job.conclude_at_once(distances[: len(job)], *nearest.columns(row, len(job)))
@@ -280,6 +305,29 @@ class FastInverter:
             if job.verified < len(job):
                 self._settle(job, job.ids, distances[: len(job)])
             self._note(job, branches, beside[row, : len(branches[0])])
+
+    def _is_near_miss(self, job: Job) -> bool:
+        """Whether the first mismatch of a prompt may be one of kernels: another batch has others."""
+        at = job.verified
+        if (
+            not by_device(LARGE, self._model.device)
+            or at >= len(job.distances)
+            or job.nearest(at) is not None
+        ):
+            return False
+        return job.distances[at] <= ANOTHER_SHAPE * job.target.radii[at]
+
+    def _look_again(self, jobs: list[Job], target: Target) -> None:
+        """Run prompts that are off by little once more, in a large batch, as many were made in."""
+        if not jobs:
+            return
+        ids = pad_sequence([job.ids for job in jobs], batch_first=True)
+        seen = self._verifier.observe(self._verifier.states_in_large_batch(ids))
+        distances = target[[job.index for job in jobs], : ids.shape[1]].away(seen).tolist()
+        for job, away in zip(jobs, distances, strict=True):
+            if job.agreeing(job.ids, away[: len(job)]) > job.verified:
+                job.tested.get(job.verified, {}).pop(int(job.ids[job.verified]), None)
+                self._settle(job, job.ids, away[: len(job)])
 
     def _next_rows(self, job: Job, scores: Scores) -> list[Tensor] | Tensor:
         """The rows to run next for a prompt, or the tokens to try at its mismatch; none when it has ended."""
@@ -291,13 +339,13 @@ class FastInverter:
             if int(job.ids[at]) not in job.tested.get(at, {}):  # the proposal was not run yet
                 return [job.affordable(len(job))]
             if self._repairing.fits_plainly(job):
-                self._run_alone(job, scores)
+                if job.plainly:
+                    self._run_alone(job, scores)
                 return []
             if fits or job.led or job.stage == len(_LADDER):
-                mended = self._repairing.repair(job, scores)
-                if mended and job.plainly:
+                if self._repairing.repair(job, scores) and job.plainly:
                     self._run_alone(job, scores)
-                return [job.ids] if mended and not job.plainly else []
+                return []
         except BudgetSpentError as spent:
             self._repairing.stop(job, spent)
             return []

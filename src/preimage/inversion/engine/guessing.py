@@ -45,7 +45,7 @@ class Guessing:
         if not self._large or job.plainly or job.led or at == size or job.budget.tests_left < 2 * size:
             return False
         if not job.distances:
-            worth = job.expected_misses() >= _MISSES
+            worth = job.misses >= _MISSES
         elif at == job.known and len(job.tested.get(at, {})) >= _LADDER[0]:
             worth = False  # how prompts begin is known better
         elif int(job.ids[at]) in job.tested.get(at, {}):
@@ -126,17 +126,34 @@ class Guessing:
         job.doubts = [index for index in range(at + 1, len(away)) if best[index][0] > near[index]]
 
 
+def look_ahead(jobs: Sequence[Job], likely: Tensor, chances: Tensor) -> None:
+    """Tell prompts how many of their proposals are wrong, as likely as they are, and what is likely instead.
+
+    ``likely``, ``chances``: of all prompts, padded to one length.
+    """
+    if not jobs:
+        return
+    at, lengths = torch.arange(likely.shape[1]), torch.tensor([len(job) for job in jobs])
+    inside = (at < lengths[:, None]) & (at >= torch.tensor([job.known for job in jobs])[:, None])
+    misses = ((1 - chances[..., 0]) * inside).sum(dim=1).tolist()
+    other = (inside & (chances[..., 0] < _SURE))[..., None] & (chances > _CHANCE)
+    other[..., 0] = False
+    rows, places, ranks = other.nonzero().unbind(dim=1)
+    counts = rows.bincount(minlength=len(jobs)).tolist()
+    columns = places, likely[rows, places, ranks], chances[rows, places, ranks]
+    for job, missed, *mine in zip(jobs, misses, *(side.split(counts) for side in columns), strict=True):
+        most = max(_MOST, len(job) // _LONG)
+        if len(mine[0]) > most:
+            keep = mine[2].argsort(descending=True)[:most].sort().values
+            mine = [side[keep] for side in mine]
+        job.misses, job.instead = missed, list(zip(mine[0].tolist(), mine[1].tolist(), strict=True))
+
+
 def beforehand(job: Job) -> list[tuple[int, int]]:
     """Other tokens than the proposal's that are likely at positions where it is not sure."""
-    open_ = job.chances[:, 0] < _SURE
-    open_[: job.known] = False
-    places, ranks = (open_[:, None] & (job.chances > _CHANCE)).nonzero().unbind(dim=1)
-    places, ranks = places[ranks > 0], ranks[ranks > 0]
-    most = job.chances[places, ranks].argsort(descending=True)[: max(_MOST, len(job) // _LONG)]
-    places, ranks = places[most], ranks[most]
-    for at in places.unique().tolist():
+    for at, _ in job.instead:
         job.tried[at] = job.chances.shape[1]
-    return list(zip(places.tolist(), job.likely[places, ranks].tolist(), strict=True))
+    return job.instead
 
 
 def _likeliest(job: Job, scores: Scores, at: int, count: int) -> Sequence[int]:

@@ -16,6 +16,7 @@ from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.expectation import Expectation, likely_first, shared_tokens, together
 from preimage.inversion.engine.lookalikes import Lookalikes
 from preimage.inversion.engine.search import Fit, Outcome, VerifiedPrompt
+from preimage.inversion.engine.tangent import Descent
 from preimage.inversion.engine.verifier import Target
 from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.result import VerifiedPositions
@@ -47,10 +48,16 @@ class Job:
     tests: list[int] = field(default_factory=list)  # how many were tried everywhere
     repaired: set[int] = field(default_factory=set)  # positions whose token was found, and counted, apart
     stage: int = 0  # rounds spent on the first mismatch
+    misses: float = 0.0  # how many proposals are wrong, as likely as they are
+    instead: list[tuple[int, int]] = field(default_factory=list)  # where, and what is likely there instead
     doubts: list[int] = field(default_factory=list)  # positions behind it that are likely wrong as well
     tried: dict[int, int] = field(default_factory=dict)  # how many candidates were tried at such positions
     known: int = 0  # tokens before the first state that was observed: given, not looked for
     led: bool = False  # whether the model's derivative found the last token that was mended
+    led_at: int = -(2**31)  # where it did so last
+    descent: Descent | None = None  # what finds tokens so
+    shared: bool = False  # whether it is looked at again in a large batch where it is off by little
+    untested: tuple[int, int] | None = None  # a position, and a near token that was put there for that
     misfit: tuple[int, int] | None = None  # a position, and a near token that does not fit there plainly
     plainly: bool = False  # whether only plain passes over the whole prompt are near enough to the states
     outcome: Outcome | None = None
@@ -63,10 +70,6 @@ class Job:
         """The likeliest token everywhere beside the proposal; of one token, that one."""
         first, next_ = self.likely[:, 0], self.likely[:, min(1, self.likely.shape[1] - 1)]
         return torch.where(self.ids == first, next_, first)
-
-    def expected_misses(self) -> float:
-        """How many of the proposals are wrong, as likely as they are."""
-        return float((1 - self.chances[self.known :, 0]).sum())
 
     def affordable(self, end: int, rows: int = 1) -> Int[Tensor, " some"]:
         """The proposal up to a position, no longer than what so many rows of it may still test."""

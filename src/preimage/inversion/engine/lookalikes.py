@@ -17,7 +17,9 @@ _NEAREST = 16
 # Relative distance of what enters block 1 below which two tokens are always looked at together. Tokens
 # further apart than this, where others are FAR radii away, fit only if the model brings them together.
 NEAR = 2**-3
-_PROJECTIONS = 32
+# Dimensions of the first look, at least, and as a part of the width: in fewer, tokens that have nothing in
+# common look near.
+_PROJECTIONS, _OF_WIDTH = 32, 16
 _CHUNK = 4096  # tokens embedded at once
 _TOGETHER = 64  # tokens compared with all others at once
 _BLOCK = 256  # others of which the nearest is looked at first
@@ -53,7 +55,7 @@ class Lookalikes:
         for ids in torch.arange(self.vocab_size).split(_CHUNK):
             rows = self._inputs(ids)
             if basis is None:
-                few = min(_PROJECTIONS, rows.shape[1])
+                few = min(max(_PROJECTIONS, rows.shape[1] // _OF_WIDTH), rows.shape[1])
                 basis = torch.linalg.qr(torch.randn(rows.shape[1], few, generator=generator))[0].to(rows)
             parts.append(rows @ basis)
             lengths.append(rows.norm(dim=1))

@@ -116,18 +116,20 @@ def without_prefix(result: Inversion, known: int, model: LanguageModel) -> Inver
 
 def say_how(result: Inversion, vocab_size: int) -> Inversion:
     """Say how it is known that nothing else fits."""
-    whole = [position.tests >= vocab_size for position in result.positions]
+    positions = tuple(result.positions)
+    whole = [position.tests >= vocab_size for position in positions]
     if all(whole):
         where = f"all {len(whole)} positions" if len(whole) > 1 else "the only position"
         return replace(
             result, unique="proved", uniqueness=f"The whole vocabulary of {vocab_size} was tried at {where}."
         )
-    some = [position for position, done in zip(result.positions, whole, strict=True) if not done]
+    some = [position for position, done in zip(positions, whole, strict=True) if not done]
     nearest = min(
         (p.runner_up_distance / p.radius for p in some if p.runner_up_distance is not None and p.radius),
         default=math.inf,
     )
-    least, most = (bound(position.tests - 1 for position in some) for bound in (min, max))
+    tried = [position.tests - 1 for position in some]
+    least, most = min(tried), max(tried)
     number = f"{least}" if least == most else f"{least} to {most}"
     words = (
         f"{number} of the other {vocab_size - 1} tokens were tried at {len(some)} positions, those most like "

@@ -17,7 +17,7 @@ from preimage.inversion.engine.jobs import Job, replaced
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.policies import Policy, RankedPolicy
 from preimage.inversion.engine.search import BACKOFF_RADII, Frame, Outcome, Search, VerifiedPrompt
-from preimage.inversion.engine.tangent import LEADING, merged, tangent_order
+from preimage.inversion.engine.tangent import LEADING, Descent, merged
 from preimage.inversion.engine.verifier import Verifier, distances_of
 from preimage.inversion.proposers.scores import Scores
 from preimage.models import LanguageModel, Prefix
@@ -26,6 +26,7 @@ _FIRST_BATCH = {"cpu": 8, "cuda": 512}  # candidates tried first on a cached pre
 _SCANNED = 4096  # a vocabulary that is tried in full before evidence is asked
 _PATIENCE = {"cpu": 256, "cuda": 2**31}  # candidates tried at the first position before evidence is asked
 _PATIENCE_BEHIND = {"cpu": 256, "cuda": 4096}  # the same at later ones, where what is allowed is coarse
+_OFTEN = 3  # positions between two tokens that the derivative led to, if it often has to
 _PLAINLY = 2.0  # radii in half precision within which a token may fit in a plain pass alone
 
 # From the prefix, the observed state and the proposer's policy to the policy of a repair.
@@ -51,6 +52,7 @@ class Repairing:
     ) -> None:
         self._model, self._verifier, self._apart, self._policy = model, verifier, apart, policy
         self._lookalikes = lookalikes_of(model)
+        self._half = torch.finfo(model.dtype).eps > 1e-4
         self._hand_on = hand_on and model.vocab_size > _SCANNED
         self._along_tangents = along_tangents and model.vocab_size > _SCANNED
 
@@ -59,9 +61,8 @@ class Repairing:
         at = job.verified
         token = job.nearest(at)  # a rival that was tried beside the pass
         if token is None:
-            before = job.plainly
-            token = self._try_candidates(job, scores, at)
-            if job.plainly and not before:  # and it was put there
+            token, is_put = self._try_candidates(job, scores, at)
+            if is_put:
                 return True
         reach = job.target.reaches[at]
         may_fit = {other for other, distance in job.tested[at].items() if distance <= reach}
@@ -71,11 +72,18 @@ class Repairing:
         if token is None or may_fit - {token, *self._lookalikes.twins(token)}:
             self._search(job, scores, at)  # nothing fits, or several tokens may: a matter of alternatives
             return False
+        near = job.led and job.descent is not None and at - job.led_at <= _OFTEN
         job.put(at, token)
+        if near and job.descent is not None:  # most proposals are wrong: the rest is found the same way
+            job.ids = job.descent.read_on(job.ids, at + 1, job.budget)
+        job.led_at = at if job.led else job.led_at
         return True
 
-    def _try_candidates(self, job: Job, scores: Scores, at: int) -> int | None:
-        """Try tokens on the cached prefix until one fits; the nearest of its batch, None when none does."""
+    def _try_candidates(self, job: Job, scores: Scores, at: int) -> tuple[int | None, bool]:
+        """Try tokens on the cached prefix until one fits: the nearest of its batch, None when none does.
+
+        And whether one was put there because it fits in a plain pass.
+        """
         prefix = job.prefix_at(at)
         known = job.tested.setdefault(at, {})
         tested = distances_of(known, self._model.vocab_size)
@@ -102,17 +110,18 @@ class Repairing:
             known.update(zip(ids.tolist(), tested[ids].tolist(), strict=True))
             nearest = job.nearest(at)
             if self.fits_plainly(job):
-                break
+                return None, True
         job.led = nearest in leading
-        return nearest
+        return nearest, False
 
     def _along_tangent(self, job: Job, at: int, leading: set[int]) -> Int[Tensor, " vocabulary"] | None:
-        """Every token as seen from the nearest that was refused; what that leads to goes into ``leading``."""
+        """Every token as seen from some that were refused; what they lead to goes into ``leading``."""
         refused = job.tested.get(at)
         if not (self._along_tangents and at and refused):
             return None
-        token = min(refused, key=refused.__getitem__)
-        order = tangent_order(self._model, job.prefix_at(at), self._verifier, job.target[at], token)
+        if job.descent is None:
+            job.descent = Descent(self._model, self._verifier, job.observed, job.target)
+        order = job.descent.order(job.ids[:at].tolist(), sorted(refused, key=refused.__getitem__))
         leading.update([] if order is None else order[:LEADING].tolist())
         return order
 
@@ -124,7 +133,7 @@ class Repairing:
 
     def is_coarse(self, job: Job) -> bool:
         """Whether what is allowed is as wide as in half precision, or in few bits."""
-        return torch.finfo(self._model.dtype).eps > 1e-4 or job.target.coarse > 0
+        return self._half or job.target.coarse > 0
 
     def _pass_on(self, job: Job) -> None:
         verified = job.fits(min(job.verified, len(job.distances)), self._lookalikes)
@@ -134,15 +143,20 @@ class Repairing:
         """Put the nearest refused token at the first mismatch if it fits in a plain pass over the prompt.
 
         States of attention sinks are so long that another shape of the pass, cached or shared, can move them
-        out of the radius. The plain pass decides anyway; such a prompt is run plainly from then on.
+        out of the radius. The plain pass decides anyway; such a prompt is run plainly from then on. Where
+        prompts share passes, a token is put there once untested: a large batch may do to decide.
         """
         at, refused = job.verified, job.tested.get(job.verified)
-        if job.plainly or not refused or job.nearest(at) is not None:
+        if not refused or job.nearest(at) is not None:
             return False
         token = min(refused, key=refused.__getitem__)
         near = _PLAINLY if self.is_coarse(job) else BACKOFF_RADII
         if refused[token] > near * job.target.radii[at] or job.misfit == (at, token):
             return False
+        if job.shared and job.untested != (at, token) and token != int(job.ids[at]):
+            job.untested = at, token
+            job.put(at, token)
+            return True
         ids = replaced(job.ids, at, token)
         distance = self._verifier.whole_sequence(ids.tolist(), job.target)[at]
         job.budget.tests += 1

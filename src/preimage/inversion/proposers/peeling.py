@@ -63,6 +63,7 @@ def _find_lowest(model: LanguageModel, layer: int) -> int:
 def _undo(model: LanguageModel, above: Observed, block: int, valid: Valid, close: float) -> Observed:
     """What entered a block that gave ``above``: the first round that changed little, or the least of all."""
     above = above.float()
+    close = max(close, torch.finfo(model.dtype).eps)  # no round of half precision changes less
     weight = (valid / above.norm(dim=-1).clamp_min(1e-30))[:, None, :, None]
     tried: list[Tensor] = []
     found: list[Tensor] = []
