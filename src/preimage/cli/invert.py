@@ -13,7 +13,7 @@ from preimage.cli import DONE, FINDINGS
 from preimage.cli import arguments as arg
 from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import BundleError, OptionError
-from preimage.layers import Layer, parse_layer
+from preimage.layers import parse_layer
 from preimage.observations import in_words
 from preimage.storage import read_manifest
 
@@ -88,19 +88,23 @@ def invert(
     told = arg.StatesChoice(
         key, mask_key, observe, stored, positions, rotary, permuted, rotated, scale_key, at
     )
+    learned = options.method == "fast" and not options.chosen_proposers and lens is None
+    if train_lens and not learned:
+        raise OptionError("--train-lens needs the fast method and its own choice.", "Leave one of them out.")
     manifest = _check_source(path, choice, told, layer, prefix)
     named = model or ((manifest or {}).get("model") or {}).get("name") or "smollm2"
     prepared = Preparation(named, dtype=dtype, device=device, device_map=device_map)
-    wanted = None if layer is None else parse_layer(layer, prepared.known.n_layers)
     name = None
+    if layer is not None:
+        parse_layer(layer, prepared.known.n_layers)  # a wrong one is refused before weights are read
     if path is None:
-        states = _capture(choice, prepared, wanted)
+        states = _capture(choice, prepared, layer)
     elif manifest is None:
         states, name = told.read(path, layer, prepared)
     else:
         states = _open_bundle(path, manifest, told, prepared, any_model)
     loaded = prepared.model
-    if options.method == "fast" and not options.chosen_proposers and lens is None:
+    if learned:
         _train_if_worth(loaded, states, layer, train_lens)
     with progress_bar() as progress:
         results = preimage.invert(loaded, states, layer, options=options, out=out, progress=progress)
@@ -163,12 +167,13 @@ def _check_source(
     return read_manifest(path)
 
 
-def _capture(choice: arg.PromptChoice, prepared: Preparation, layer: Layer | None) -> States:
+def _capture(choice: arg.PromptChoice, prepared: Preparation, layer: str | None) -> States:
     """States of prompts run for this purpose; without a layer, of the middle one."""
+    depth = prepared.known.n_layers
+    at = (depth + 1) // 2 if layer is None else parse_layer(layer, depth)
     choice.of(prepared)  # wrong ones are refused before the weights are loaded, and torch
     from preimage.states import capture
 
-    at = (prepared.known.n_layers + 1) // 2 if layer is None else layer
     loaded = prepared.model
     return capture(loaded, choice.of(prepared), at)  # as the loaded tokenizer has them
 

@@ -55,10 +55,8 @@ _measured: WeakKeyDictionary[LanguageModel, tuple[int, dict[Tap, Noise]]] = Weak
 def safety(dtype: torch.dtype) -> float:
     """How many measured floors still are noise: in inversion and in collisions.
 
-    The floor is the largest difference seen over a few prompts, and its tail is heavy. Over other prompts of
-    the default model, on a CPU, the largest was up to 4 times that in prose and 34 times in random tokens in
-    float32, where other tokens lie thousands of floors away; in bfloat16, where they lie tens away, up to 2.3
-    times in prose and, in one of sixteen prompts of random tokens, more than 4 times.
+    The floor is the largest difference seen over a few prompts, and its tail is heavy: other prompts differ
+    by several times that. In float32 other tokens lie thousands of floors away, in half precision tens.
     """
     return SAFETY if torch.finfo(dtype).eps < 1e-4 else SAFETY / 4
 

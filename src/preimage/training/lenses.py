@@ -16,6 +16,7 @@ from preimage.errors import OptionError
 from preimage.inversion.proposers.features import features_for, features_width
 from preimage.inversion.proposers.lens import Lens, LensShape
 from preimage.inversion.proposers.lens_files import find_lenses, save_lens, told
+from preimage.inversion.proposers.registry import can_be_peeled
 from preimage.layers import parse_layer
 from preimage.models import LanguageModel, in_bfloat16, without_positions
 from preimage.observations import Observation, Site, Tap, in_words
@@ -101,12 +102,13 @@ def train_lens(
 def is_worth_training(model: LanguageModel, tap: Tap, tokens: int) -> bool:
     """Whether a lens should be trained before prompts of so many tokens in all are inverted from a tap.
 
-    It should where there is none and they are no fewer than an eighth of the tokens it costs to train one:
-    without a lens a prompt costs some ten passes more, near the top of a model far more.
+    It should where there is none, blocks cannot be undone down to the tokens, and they are no fewer than an
+    eighth of the tokens it costs to train one: without a lens a prompt costs some ten passes more, near the
+    top of a model far more.
     """
-    if find_lenses(model, tap):
+    if tokens < _WORTH * training_tokens(model, tap) or find_lenses(model, tap):
         return False
-    return tokens >= _WORTH * training_tokens(model, tap)
+    return not can_be_peeled(model, tap)
 
 
 def training_tokens(model: LanguageModel, tap: Tap) -> int:

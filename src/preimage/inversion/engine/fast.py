@@ -28,7 +28,7 @@ from preimage.inversion.engine.jobs import LONG, Job, replaced
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.repairing import Repairing, RepairPolicy
 from preimage.inversion.engine.search import Outcome
-from preimage.inversion.engine.verifier import ANOTHER_SHAPE, LARGE, Target, Verifier
+from preimage.inversion.engine.verifier import LARGE, Target, Verifier
 from preimage.inversion.proposers.registry import LENS
 from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.proposers.standard import Proposer
@@ -261,7 +261,10 @@ class FastInverter:
         for some, ran in passes:  # while the next ones run
             self._take_in(some, target, *ran)
         ran_now = [job for job, branches in asked if branches is not None]
-        self._look_again([job for job in ran_now if self._is_near_miss(job)], target)
+        near = [job for job in ran_now if job.shared and job.verified < len(job)]
+        self._look_again(
+            [job for job in near if job.near_miss(job.verified) == job.ids[job.verified]], target
+        )
         for job in ran_now:
             if job.verified < len(job):
                 self._take_fitting(job, scores)
@@ -306,17 +309,6 @@ class FastInverter:
                 self._settle(job, job.ids, distances[: len(job)])
             self._note(job, branches, beside[row, : len(branches[0])])
 
-    def _is_near_miss(self, job: Job) -> bool:
-        """Whether the first mismatch of a prompt may be one of kernels: another batch has others."""
-        at = job.verified
-        if (
-            not by_device(LARGE, self._model.device)
-            or at >= len(job.distances)
-            or job.nearest(at) is not None
-        ):
-            return False
-        return job.distances[at] <= ANOTHER_SHAPE * job.target.radii[at]
-
     def _look_again(self, jobs: list[Job], target: Target) -> None:
         """Run prompts that are off by little once more, in a large batch, as many were made in."""
         if not jobs:
@@ -325,6 +317,7 @@ class FastInverter:
         seen = self._verifier.observe(self._verifier.states_in_large_batch(ids))
         distances = target[[job.index for job in jobs], : ids.shape[1]].away(seen).tolist()
         for job, away in zip(jobs, distances, strict=True):
+            job.looks[job.verified] += 1
             if job.agreeing(job.ids, away[: len(job)]) > job.verified:
                 job.tested.get(job.verified, {}).pop(int(job.ids[job.verified]), None)
                 self._settle(job, job.ids, away[: len(job)])

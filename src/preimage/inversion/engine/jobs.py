@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,12 +18,14 @@ from preimage.inversion.engine.expectation import Expectation, likely_first, sha
 from preimage.inversion.engine.lookalikes import Lookalikes
 from preimage.inversion.engine.search import Fit, Outcome, VerifiedPrompt
 from preimage.inversion.engine.tangent import Descent
-from preimage.inversion.engine.verifier import Target
+from preimage.inversion.engine.verifier import ANOTHER_SHAPE, Target
 from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.result import VerifiedPositions
 from preimage.models import Prefix
 
 LONG = 512  # a prompt of more tokens is run apart from what is tried beside it, on a CPU
+_LOOKS = 6  # at a position in other shapes of a pass
+_ALONE = 4.0  # times as far as the nearest token are others where it may fit in another shape
 _AHEAD, _LEAST_AHEAD = 4, 16  # times the usual distance between repairs, and positions, that are run at once
 
 
@@ -57,8 +60,7 @@ class Job:
     led_at: int = -(2**31)  # where it did so last
     descent: Descent | None = None  # what finds tokens so
     shared: bool = False  # whether it is looked at again in a large batch where it is off by little
-    untested: tuple[int, int] | None = None  # a position, and a near token that was put there for that
-    misfit: tuple[int, int] | None = None  # a position, and a near token that does not fit there plainly
+    looks: Counter[int] = field(default_factory=Counter)  # how often a position was looked at in other shapes
     plainly: bool = False  # whether only plain passes over the whole prompt are near enough to the states
     outcome: Outcome | None = None
 
@@ -222,6 +224,18 @@ class Job:
         """The nearest of the tokens tested at a position, if it fits."""
         token, away = min(self.tested.get(at, {}).items(), key=itemgetter(1), default=(-1, math.inf))
         return token if away <= self.target.radii[at] else None
+
+    def near_miss(self, at: int) -> int | None:
+        """The token that another shape of a pass may show to fit at a position, though none does in this one.
+
+        The nearest by far, within what other kernels may do to a state; and only so often.
+        """
+        refused = sorted(self.tested.get(at, {}).items(), key=itemgetter(1))[:2]
+        if not refused or refused[0][1] <= self.target.radii[at] or self.looks[at] >= _LOOKS:
+            return None
+        token, away = refused[0]
+        alone = len(refused) < 2 or refused[1][1] >= _ALONE * away
+        return token if alone and away <= ANOTHER_SHAPE * self.target.radii[at] else None
 
     def note_scan(self, index: int, distances: Float[Tensor, " vocabulary"]) -> None:
         """Keep what a scan of the whole vocabulary has shown at a position."""

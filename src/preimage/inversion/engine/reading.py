@@ -88,15 +88,14 @@ class PromptReading:
         self._rung = 0  # of the ladder, at which the next doubtful position begins
         self._lost = 0  # positions in a row at which not even the whole ladder helped
         self._along_tangents = not proposer.name.startswith(LENS)
-        self._led = False  # whether the model's derivative led to the last token that was looked for
         self._scans = 0  # positions at which the whole vocabulary was tried
 
     def _propose(self, states: Float[Tensor, "position d"]) -> None:
         valid = torch.ones(1, len(states), dtype=torch.bool, device=states.device)
         self._scores: Scores = self._proposer.score(states[None], valid)
         first, second = (tokens[0].cpu() for tokens in self._scores.best_two())
-        self._ids, count = first.clone(), len(self._fitting)
-        self._ids[:count] = torch.tensor(self._fitting, dtype=first.dtype)
+        self._ids = first.clone()
+        self._ids[: len(self._fitting)] = torch.tensor(self._fitting, dtype=first.dtype)
         self._second = torch.where(self._ids == first, second, first)
 
     def run(self, budget: Budget, known: list[int]) -> Asking[Read]:
@@ -288,7 +287,7 @@ class PromptReading:
                 prior = prior if expected is None else expected
             fresh = candidates(scores, prior, ladder[rung], trial.tokens)
             leading = yield from self._along_tangent(at, trial)
-            fresh = [*leading, *(token for token in fresh if token not in leading)]
+            fresh = [*sorted(leading), *(token for token in fresh if token not in leading)]
             own = _ITSELF * scores if at == 0 else prior
             while fresh:  # and what the likeliest of them could be mistaken for
                 weighed = yield from self._try(at, fresh, trial, own, budget)
@@ -301,7 +300,6 @@ class PromptReading:
             if same or (weighed.confidence >= SURE and (told or rung > 1)):
                 break
         assert weighed is not None, "a vocabulary has at least one token"
-        self._led = weighed.tokens[0] in leading
         while self._is_strange(at, weighed) and len(trial.tokens) < self._model.vocab_size:
             self._scans += len(trial.tokens) <= ladder[-1] + _ALIKE  # the first part of it
             fresh = candidates(scores, prior, len(trial.tokens) + _SCANNED, trial.tokens)
@@ -310,14 +308,12 @@ class PromptReading:
         self._tests[at] += len(trial.tokens)
         self._settle(at, weighed, trial.state(weighed.tokens[0]))
 
-    def _along_tangent(self, at: int, trial: Trial) -> Asking[dict[int, None]]:
-        """Tokens to which the nearest that was tried leads, where no lens knows better; in their order."""
-        if not (at and self._along_tangents and (trial.tokens or self._led)):
-            return {}
-        nearest = trial.tokens[int(trial.distances.argmin())] if trial.tokens else int(self._ids[at])
-        order = yield Tangent(self._ids[:at], nearest, self._target[at])
-        some = [] if order is None else order[:LEADING].tolist()
-        return dict.fromkeys(token for token in some if token not in set(trial.tokens))
+    def _along_tangent(self, at: int, trial: Trial) -> Asking[set[int]]:
+        """Tokens to which the nearest that was tried leads, where no lens knows better."""
+        if not (at and self._along_tangents and trial.tokens):
+            return set()
+        order = yield Tangent(self._ids[:at], trial.nearest, self._target[at])
+        return set() if order is None else {*order[:LEADING].tolist()} - {*trial.tokens}
 
     def _try(self, at: int, tokens: list[int], trial: Trial, own: Tensor, budget: Budget) -> Asking[Weighed]:
         """Try more candidates at a position, and weigh them with those that were tried."""
@@ -350,8 +346,7 @@ class PromptReading:
     def _is_usual(self, at: int) -> bool:
         """Whether a settled position is no further from what was seen than others are."""
         weighed = self._weighed[at]
-        assert weighed is not None, "it was settled"
-        return self._levels[self._sinks[at]].usual(self._relative(at, weighed))
+        return weighed is not None and self._levels[self._sinks[at]].usual(self._relative(at, weighed))
 
     def _relative(self, at: int, weighed: Weighed) -> float:
         """How far the likeliest token is, relative to the state; no nearer than noise in any case is."""
@@ -362,7 +357,7 @@ class PromptReading:
 
     def _mistakable(self, token: int, tried: list[int]) -> list[int]:
         """Tokens of the same embedding, or of almost the same, that were not tried yet."""
-        alike = (*self._lookalikes.twins(token), *self._lookalikes.near(token))
+        alike = dict.fromkeys((*self._lookalikes.twins(token), *self._lookalikes.near(token)))
         return [other for other in alike if other not in set(tried)][:_ALIKE]
 
     def _settle(self, at: int, weighed: Weighed, state: Float[Tensor, " d"]) -> None:

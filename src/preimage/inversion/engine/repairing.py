@@ -16,7 +16,7 @@ from preimage.inversion.engine.first_states import first_states
 from preimage.inversion.engine.jobs import Job, replaced
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.policies import Policy, RankedPolicy
-from preimage.inversion.engine.search import BACKOFF_RADII, Frame, Outcome, Search, VerifiedPrompt
+from preimage.inversion.engine.search import Frame, Outcome, Search, VerifiedPrompt
 from preimage.inversion.engine.tangent import LEADING, Descent, merged
 from preimage.inversion.engine.verifier import Verifier, distances_of
 from preimage.inversion.proposers.scores import Scores
@@ -146,22 +146,17 @@ class Repairing:
         out of the radius. The plain pass decides anyway; such a prompt is run plainly from then on. Where
         prompts share passes, a token is put there once untested: a large batch may do to decide.
         """
-        at, refused = job.verified, job.tested.get(job.verified)
-        if not refused or job.nearest(at) is not None:
+        at, token = job.verified, job.near_miss(job.verified)
+        if token is None or (self.is_coarse(job) and job.tested[at][token] > _PLAINLY * job.target.radii[at]):
             return False
-        token = min(refused, key=refused.__getitem__)
-        near = _PLAINLY if self.is_coarse(job) else BACKOFF_RADII
-        if refused[token] > near * job.target.radii[at] or job.misfit == (at, token):
-            return False
-        if job.shared and job.untested != (at, token) and token != int(job.ids[at]):
-            job.untested = at, token
+        job.looks[at] += 1
+        if job.shared and job.looks[at] == 1 and token != int(job.ids[at]):
             job.put(at, token)
             return True
         ids = replaced(job.ids, at, token)
         distance = self._verifier.whole_sequence(ids.tolist(), job.target)[at]
         job.budget.tests += 1
         if not distance <= job.target.radii[at]:
-            job.misfit = at, token
             return False
         job.put(at, token)
         job.plainly = True

@@ -26,7 +26,11 @@ class Trial:
         for index in distances.argsort()[:_KEPT].tolist():
             self._states[tokens[index]] = states[index].clone()
 
+    @property
+    def nearest(self) -> int:
+        """The nearest of all."""
+        return self.tokens[int(self.distances.argmin())]
+
     def state(self, token: int) -> Float[Tensor, " d"]:
         """The state of a token; of one far off, that of the nearest of all."""
-        nearest = self.tokens[int(self.distances.argmin())]
-        return self._states.get(token, self._states[nearest])
+        return self._states.get(token, self._states[self.nearest])

@@ -63,14 +63,15 @@ def _best_there_is(model: LanguageModel, tap: Tap) -> tuple[str, ...]:
 
     if find_lenses(model, tap):
         return (LENS,)
-    if _can_be_peeled(model, tap):
+    if can_be_peeled(model, tap):
         return ("peel",)
     if isinstance(tap, Site) or model.unembedding is None:
         return ("codebook",)
     return ("codebook", "prior")
 
 
-def _can_be_peeled(model: LanguageModel, tap: Tap) -> bool:
+def can_be_peeled(model: LanguageModel, tap: Tap) -> bool:
+    """Whether the blocks below can be undone almost down to the tokens."""
     from preimage.inversion.proposers.peeling import lowest_layer
 
     if not isinstance(tap, int) or tap <= _NEAR_TOKENS or model.vocab_size <= _FEW_TOKENS:
