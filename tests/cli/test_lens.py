@@ -175,3 +175,16 @@ def test_a_lens_is_trained_first_where_that_is_asked_for(
         assert len(list(tmp_path.rglob("lenses/**/*.safetensors"))) == lenses
         assert ("One is trained first" in err) == (lenses > before)
         assert (json.loads(out)["results"][0]["proposer"] == "lens-1") == bool(lenses)
+
+
+@pytest.mark.parametrize(
+    "other", [("--method", "sipit"), ("--proposers", "codebook"), ("--lens", "x.safetensors")]
+)
+def test_a_lens_is_not_trained_for_those_who_chose_something_else(
+    run: Typed, folders: dict[str, Path], other: tuple[str, str]
+) -> None:
+    code, out, err = run(
+        "invert", "--model", folders["model"], "--text", "the cat", "--layer", 1, "--train-lens", *other
+    )
+    assert (code, out) == (2, "")
+    assert "--train-lens needs the fast method and its own choice." in " ".join(err.split())

@@ -80,6 +80,9 @@ def invert(
     from preimage.inversion import InvertOptions
     from preimage.preparation import Preparation
 
+    learned = method == "fast" and not proposers and lens is None
+    if train_lens and not learned:
+        raise OptionError("--train-lens needs the fast method and its own choice.", "Leave one of them out.")
     options = InvertOptions(
         method=method, proposers=proposers, lens=lens, prove=prove, seed=seed, tolerance=tolerance,
         max_tests=max_tests, timeout=timeout, published_cost=published_cost, prefix=prefix or "",
@@ -88,9 +91,6 @@ def invert(
     told = arg.StatesChoice(
         key, mask_key, observe, stored, positions, rotary, permuted, rotated, scale_key, at
     )
-    learned = options.method == "fast" and not options.chosen_proposers and lens is None
-    if train_lens and not learned:
-        raise OptionError("--train-lens needs the fast method and its own choice.", "Leave one of them out.")
     manifest = _check_source(path, choice, told, layer, prefix)
     named = model or ((manifest or {}).get("model") or {}).get("name") or "smollm2"
     prepared = Preparation(named, dtype=dtype, device=device, device_map=device_map)
