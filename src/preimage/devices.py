@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,6 +20,11 @@ BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}  # tokens that go through a model in
 def by_device(sizes: Mapping[str, Size], device: torch.device) -> Size:
     """The entry for this kind of device; a kind that is not listed is treated as a CPU."""
     return sizes.get(device.type, sizes["cpu"])
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device; on its way to a GPU, without waiting for what is done there."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def fetch(tensor: Tensor) -> Callable[[], Tensor]:
@@ -36,6 +43,38 @@ def fetch(tensor: Tensor) -> Callable[[], Tensor]:
         return copy
 
     return wait
+
+
+class Aside:
+    """Work on a GPU that waits for what was begun there before this was made, and for nothing later."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._begun = device, None
+        if device.type == "cuda":
+            import torch
+
+            self._begun = torch.cuda.Event()
+            self._begun.record()
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Inside, what is asked of the device is done so; on a CPU, at once."""
+        if self._begun is None:
+            yield
+            return
+        import torch
+
+        beside = _beside(self._device)
+        beside.wait_event(self._begun)
+        with torch.cuda.stream(beside):
+            yield
+
+
+@cache
+def _beside(device: torch.device) -> torch.cuda.Stream:
+    import torch
+
+    return torch.cuda.Stream(device)
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -127,10 +127,10 @@ def test_what_is_tried_beforehand_is_what_is_likely_and_not_sure(model: Language
         (token + (at in (4, 9))) % VOCABULARY for at, token in enumerate(prompts[0])
     ]
     assert bool((chances[0, [at for at in range(LENGTH) if at not in (4, 9)], 0] > 0.99).all())
-    target = Verifier(model, 2, noise=noise_of(model, (2,))[2]).target(states_of(model, prompts)[0])
+    target = Verifier(model, 2, noise=noise_of(model, (2,))[2]).targets(states_of(model, prompts))
     job = Job(
         0,
-        target.low,
+        target.low[0],
         target,
         tokens[0, :, 0],
         tokens[0],

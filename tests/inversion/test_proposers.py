@@ -323,8 +323,8 @@ def test_an_inversion_that_was_not_proved_has_no_margins_to_draw() -> None:
 
 
 def test_positions_are_made_when_looked_at() -> None:
-    rivals = [(4, 9.0), (5, 8.0), (6, 7.0)]
-    lazy = VerifiedPositions([7, 8, 9], [0.1, 0.2, 0.3], [1.0, 1.0, 2.0], [2, 5, 2], rivals)
+    rivals = [4, 5, 6], [9.0, 8.0, 7.0]
+    lazy = VerifiedPositions([7, 8, 9], [0.1, 0.2, 0.3], [1.0, 1.0, 2.0], [2, 5, 2], *rivals)
     whole = (
         Position(0, 7, 0.1, 1.0, True, 4, 9.0, 2),
         Position(1, 8, 0.2, 1.0, True, 5, 8.0, 5),

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import preimage
 from preimage.devices import fetch
-from preimage.inversion.engine import fast, verifier
+from preimage.inversion.engine import shared_pass, verifier
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.fast import FastInverter
 from preimage.inversion.engine.lookalikes import lookalikes_of
@@ -153,11 +153,11 @@ def test_a_prompt_off_in_one_shape_is_looked_at_in_a_large_batch(
     prompts = [random_ids(LENGTH, seed, VOCABULARY) for seed in (21, 22)]
     checker, _, target = verified(model, prompts[0])
     states = [verified(model, ids)[1] for ids in prompts]
-    plain, asked = fast.states_of_branches, []
+    plain, asked = shared_pass.states_of_branches, []
     off = 5 * target.radii[4] / states[0].shape[1] ** 0.5
 
-    def moved(*given: object) -> tuple[Tensor, Tensor]:
-        trunk, others = plain(*given)  # type: ignore[arg-type]
+    def moved(*given: object, at_once: bool) -> tuple[Tensor, Tensor]:
+        trunk, others = plain(*given, at_once=at_once)  # type: ignore[arg-type]
         trunk = trunk.clone()
         trunk[:, 4] += off
         return trunk, others
@@ -169,7 +169,7 @@ def test_a_prompt_off_in_one_shape_is_looked_at_in_a_large_batch(
         return original(self, rows)
 
     monkeypatch.setitem(verifier.LARGE, "cpu", 4 * LENGTH)
-    monkeypatch.setattr(fast, "states_of_branches", moved)
+    monkeypatch.setattr(shared_pass, "states_of_branches", moved)
     monkeypatch.setattr(Verifier, "states_in_large_batch", counted)
 
     class Right(Ignorant):

@@ -94,24 +94,13 @@ def invert(
     manifest = _check_source(path, choice, told, layer, prefix)
     named = model or ((manifest or {}).get("model") or {}).get("name") or "smollm2"
     prepared = Preparation(named, dtype=dtype, device=device, device_map=device_map)
-    name = None
-    if layer is not None:
-        parse_layer(layer, prepared.known.n_layers)  # a wrong one is refused before weights are read
-    if path is None:
-        states = _capture(choice, prepared, layer)
-    elif manifest is None:
-        states, name = told.read(path, layer, prepared)
-    else:
-        states = _open_bundle(path, manifest, told, prepared, any_model)
+    states, name = _open(path, manifest, choice, told, layer, prepared, any_model)
     loaded = prepared.model
     if learned:
         _train_if_worth(loaded, states, layer, train_lens)
     with progress_bar() as progress:
         results = preimage.invert(loaded, states, layer, options=options, out=out, progress=progress)
-    if json:
-        _print_json(results, states, name, loaded)
-    else:
-        _show(results, loaded)
+    _print_json(results, states, name, loaded) if json else _show(results, loaded)
     if prove:
         _show_proofs(results, loaded, out, json)
     return DONE if all(result.status in ("recovered", "likely") for result in results) else FINDINGS
@@ -165,6 +154,25 @@ def _check_source(
     told.refuse("key", "mask_key", "scale_key", hint="A bundle says where its states are; leave it out.")
     _ = told.observation  # which refuses what is no observation
     return read_manifest(path)
+
+
+def _open(
+    path: Path | None,
+    manifest: dict[str, Any] | None,
+    choice: arg.PromptChoice,
+    told: arg.StatesChoice,
+    layer: str | None,
+    prepared: Preparation,
+    any_model: bool,
+) -> tuple[States, str | None]:
+    """The states, and the name of their tensor in a file that holds several."""
+    if layer is not None:
+        parse_layer(layer, prepared.known.n_layers)  # a wrong one is refused before weights are read
+    if path is None:
+        return _capture(choice, prepared, layer), None
+    if manifest is None:
+        return told.read(path, layer, prepared)
+    return _open_bundle(path, manifest, told, prepared, any_model), None
 
 
 def _capture(choice: arg.PromptChoice, prepared: Preparation, layer: str | None) -> States:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,10 +31,10 @@ from preimage.inversion.engine.outcomes import (
     FILLED,
     PUT_BACK,
     as_likely,
+    exact_reading,
     make_result,
     say_how,
     say_of_last,
-    with_exact_reading,
     with_status,
     without_prefix,
 )
@@ -113,12 +113,12 @@ def _invert(
     results = run.kept(range(len(states)), Inversion)
     with told_of_stages(progress):
         batches = work.batches(run.left(range(len(states))))
-    setup = time.perf_counter() - began
+    work.setup_seconds = time.perf_counter() - began
 
     def invert_batch(indices: tuple[int, ...]) -> None:
         for index, result in zip(indices, work.invert(indices, progress), strict=True):
-            results[index] = replace(result, setup_seconds=setup)
-            run.keep(index, results[index])
+            results[index] = result
+            run.keep(index, result)
 
     run.each(batches, invert_batch, progress, "batches of prompts inverted")
     in_order = [results[index] for index in range(len(states))]
@@ -153,6 +153,7 @@ class _Inverting:
         self._patient: FastInverter | None = None  # which tries the whole vocabulary before it gives up
         self._evidence: Evidence | None = None
         self._proposer = ""
+        self.setup_seconds = 0.0
         self._order: tuple[int, ...] = ()  # of rows that came in an unknown one
 
     def batches(self, indices: list[int]) -> list[tuple[int, ...]]:
@@ -186,12 +187,19 @@ class _Inverting:
 
     def invert(self, indices: tuple[int, ...], progress: Progress) -> Iterator[Inversion]:
         """The results of one batch, one after another."""
-        observed = [self._observed(index) for index in indices]
+        padded = self._side_by_side(indices)
+        observed = [self._observed(index) for index in indices] if padded is None else list(padded)
         before = self._model.forward_tokens
         budgets = [self._budget(len(one)) for one in observed]
         clock = budgets[0]
+        made: dict[int, Inversion] = {}
+
+        def make(index: int, outcome: Outcome) -> None:
+            tests = budgets[index].tests
+            made[index] = make_result(self._model, outcome, self._verifier, self._options, tests)
+
         if self._engine is not None:
-            outcomes = self._engine.run(observed, budgets, self._known)
+            outcomes = self._engine.run(observed, budgets, self._known, padded=padded, ended=make)
         elif self._observation.positions == "shuffled":
             outcomes = [self._reordered(observed[0], budgets[0])]
         elif self._observation.gaps:
@@ -206,10 +214,10 @@ class _Inverting:
             ]  # fmt: skip
         else:
             outcomes = [self._search(observed[0], budgets[0], indices[0])]
-        results = [
-            make_result(self._model, outcome, self._verifier, self._options, budget.tests)
-            for outcome, budget in zip(outcomes, budgets, strict=True)
-        ]
+        for index, outcome in enumerate(outcomes):
+            if index not in made:
+                make(index, outcome)
+        results = [made[index] for index in range(len(outcomes))]
         results = self._shared(results, clock.seconds, before)
         if self._one_vector:
             results = [
@@ -221,14 +229,20 @@ class _Inverting:
         for one, result in zip(observed, results, strict=True):
             if self._options.prove:
                 result = self._proved(result, one, progress)
-            if result.status in ("recovered", "ambiguous"):
-                result = with_exact_reading(result)
+            exact = result.status in ("recovered", "ambiguous")
+            result = replace(
+                result,
+                proposer=self._proposer,
+                observe=place,
+                order=self._order,
+                reading=exact_reading(result) if exact else result.reading,
+                setup_seconds=self.setup_seconds,
+            )
             if self._found_out:
                 result = as_likely(result, PUT_BACK)
             elif self._observation.gaps:
                 result = as_likely(result, FILLED)
-            result = without_prefix(result, len(self._known), self._model)
-            yield replace(result, proposer=self._proposer, observe=place, order=self._order)
+            yield without_prefix(result, len(self._known), self._model)
 
     def _shared(self, results: list[Inversion], seconds: float, before: int) -> list[Inversion]:
         """Time and tokens of passes since ``before``, divided evenly between the prompts that shared them."""
@@ -243,6 +257,11 @@ class _Inverting:
         """The states of a prompt, behind those of the known tokens before it."""
         states = self._states.at(index, self._verifier.layer)
         return states if self._own is None else torch.cat([self._own.to(states), states])
+
+    def _side_by_side(self, indices: Sequence[int]) -> Float[Tensor, "prompt position d"] | None:
+        """The states of several prompts of one length in one tensor; None of others."""
+        alike = len(indices) > 1 and len({self._states.lengths[index] for index in indices}) == 1
+        return self._states.several(indices, self._verifier.layer) if alike and self._own is None else None
 
     def _by_evidence(
         self, results: list[Inversion], observed: list[Tensor], handed_on: list[bool]
@@ -368,7 +387,8 @@ class _Inverting:
             proved = replace(proved, complete=result.fitting == listed, reason="")
             if result.fitting > 1:  # twins
                 return proved
-            return say_how(replace(proved, status="recovered", alternatives=()), model.vocab_size)
+            how: dict[str, Any] = say_how(proved.positions, model.vocab_size)
+            return replace(proved, status="recovered", alternatives=(), **how)
         outcome = search_everywhere(model, proved, target, verifier, self._options.timeout)
         open_ = replace(proved, reason=outcome.reason, unique=None, uniqueness="")
         return with_status(open_, outcome, model.vocab_size)

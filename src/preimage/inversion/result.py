@@ -15,6 +15,9 @@ Status: TypeAlias = Literal["recovered", "ambiguous", "likely", "not_recovered"]
 Unique: TypeAlias = Literal["proved", "tested"]
 
 
+Apart: TypeAlias = tuple[float | None, float, int]
+
+
 class Reading(NamedTuple):
     """The likeliest tokens, from whatever is known, and how sure each is; also where nothing was verified."""
 
@@ -47,11 +50,12 @@ class VerifiedPositions(Sequence[Position]):
         distances: Sequence[float],
         radii: Sequence[float],
         tests: Sequence[int],
-        runners_up: Sequence[tuple[int, float]] = (),  # none where none was tested
+        rivals: Sequence[int] = (),  # none where none was tested
+        rival_distances: Sequence[float] = (),
     ) -> None:
         self.token_ids = tuple(token_ids)
         self._columns = distances, radii, tests
-        self._runners_up = runners_up
+        self._rivals = rivals, rival_distances
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -65,14 +69,19 @@ class VerifiedPositions(Sequence[Position]):
         if isinstance(at, range):
             return tuple(self[i] for i in at)
         distance, radius, tests = (column[at] for column in self._columns)
-        rival, away = self._runners_up[at] if self._runners_up else (None, None)
+        rivals, distances = self._rivals
+        rival, away = (rivals[at], distances[at]) if rivals else (None, None)
         return Position(at, self.token_ids[at], distance, radius, True, rival, away, int(tests))
 
     def __iter__(self) -> Iterator[Position]:
-        rivals, away = zip(*self._runners_up, strict=True) if self._runners_up else ((repeat(None),) * 2)
+        rivals, away = self._rivals if self._rivals[0] else (repeat(None), repeat(None))
         distances, radii, tests = self._columns
         columns = distances, radii, repeat(True), rivals, away, map(int, tests)
         return map(Position, count(), self.token_ids, *columns)
+
+    def apart(self) -> Iterator[Apart]:
+        """How far off the nearest other token is, what is allowed and how many were tried, everywhere."""
+        return zip(self._rivals[1] or repeat(None), *self._columns[1:], strict=False)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)

@@ -7,7 +7,6 @@ from preimage.lazy import lazy_names
 if TYPE_CHECKING:
     from preimage.models.aliases import ALIASES, Alias, cache_folder, converted_folder, ensure_converted
     from preimage.models.block_draws import draw_by_block, release
-    from preimage.models.branching import states_of_branches
     from preimage.models.float64 import DoubleModel, double_copy, in_double
     from preimage.models.identity import ModelIdentity, hash_files, tokenizer_hash
     from preimage.models.language_model import LanguageModel
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
         locate,
     )
     from preimage.models.memory import weight_bytes
-    from preimage.models.prefix import Prefix
+    from preimage.models.prefix import Prefix, states_of_branches
     from preimage.models.preview import ModelPreview, read_preview
     from preimage.models.sampling import in_bfloat16, rows_at_once, written_by
     from preimage.models.scratch import FAMILIES, SIZES, new_model, parse_size, save_model, train_tokenizer

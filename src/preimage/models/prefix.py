@@ -108,7 +108,7 @@ class Prefix:
         """
         length = len(self) + len(ids)
         with torch.no_grad(), self._storing():
-            states = self._branched(torch.cat([ids, tokens]), len(ids), positions)
+            (states,) = self._branched(torch.cat([ids, tokens])[None], len(ids), positions[None])
         self._grow(len(ids))
         self.crop(length)
         return states[: len(ids)], states[len(ids) :]
@@ -139,7 +139,7 @@ class Prefix:
         The prefix stays as it is.
         """
         with torch.no_grad():
-            return self._branched(ids, 0, positions)
+            return self._branched(ids[None], 0, positions[None])[0]
 
     def try_layers(
         self, ids: Int[Tensor, " candidate"], layers: Sequence[Tap]
@@ -176,19 +176,21 @@ class Prefix:
             for part in self._parts:
                 part.storing = False
 
-    def _branched(self, ids: Tensor, new: int, positions: Tensor) -> Float[Tensor, "token d"]:
+    def _branched(
+        self, ids: Int[Tensor, "row token"], new: int, positions: Int[Tensor, "row branch"]
+    ) -> Float[Tensor, "row token d"]:
         """States of ``new`` more tokens of the prefix and, behind them, of its branches."""
         positions, past = positions.to(self._model.device), len(self)
         sees = tree_mask(past, new, positions)
-        places = torch.cat([torch.arange(past, past + new, device=positions.device), positions])
+        trunk = torch.arange(past, past + new, device=positions.device).expand(len(ids), -1)
         states = self._model.run(
-            embeddings=self._model.embed(ids)[None],
+            embeddings=self._model.embed(ids),
             layers=(self._tap,),
             cache=self._cache,
-            attention_mask=additive(sees, self._model.dtype)[None, None],
-            position_ids=places[None],
+            attention_mask=additive(sees, self._model.dtype)[:, None],
+            position_ids=torch.cat([trunk, positions], dim=1),
         )
-        return states[self._tap][0]
+        return states[self._tap]
 
     def _run(self, embeddings: Tensor) -> Tensor:
         states = self._model.run(embeddings=embeddings, layers=(self._tap,), cache=self._cache)
@@ -197,3 +199,49 @@ class Prefix:
     def _grow(self, count: int) -> None:
         for part in self._parts:
             part.seen += count
+
+    # Several prompts at once: only for branches off them.
+
+    def of_rows(self, ids: Int[Tensor, "row position"]) -> Float[Tensor, "row position d"]:
+        """Begin with several prompts, in a pass like any other over them; their states."""
+        if not ids.shape[1]:
+            return torch.empty(*ids.shape, self._model.width(self._tap), device=self._model.device)
+        with self._storing():
+            states = self._model.run(ids, layers=(self._tap,), cache=self._cache)[self._tap]
+        self._grow(ids.shape[1])
+        return states
+
+    def take_rows(self, rows: Int[Tensor, " row"]) -> None:
+        """Hold some of the prompts, in another order or more than once."""
+        for part in self._parts:
+            if part.is_initialized:
+                part.keys, part.values = part.keys[rows], part.values[rows]
+
+
+def states_of_branches(
+    model: LanguageModel,
+    tap: Tap,
+    ids: Int[Tensor, "prompt position"],
+    positions: Int[Tensor, "row branch"],
+    tokens: Int[Tensor, "row branch"],
+    of: Int[Tensor, " row"] | None = None,
+    *,
+    at_once: bool = False,
+) -> tuple[Float[Tensor, "prompt position d"], Float[Tensor, "row branch d"]]:
+    """F(prompt), and F(v; prompt[:t], t) of every branch (t, v): a row of them for each prompt.
+
+    Prompts run as in any plain pass, so that their states are what one gives; then branches, on their keys
+    and values. ``of`` says which prompt each row is of, where one has more rows than one, or none.
+    ``at_once``: both in one pass, each prompt with its row, which is quicker for few.
+    """
+    prefix, length = Prefix(model, tap), ids.shape[1]
+    with torch.inference_mode():
+        if at_once:
+            states = prefix._branched(torch.cat([ids, tokens], dim=1), length, positions)
+            return states[:, :length], states[:, length:]
+        trunk = prefix.of_rows(ids)
+        if not tokens.numel():
+            return trunk, trunk.new_empty(*tokens.shape, trunk.shape[-1])
+        if of is not None:
+            prefix.take_rows(of.to(model.device))
+        return trunk, prefix._branched(tokens, 0, positions)

@@ -109,6 +109,15 @@ class States:
         group, row = self.layout.place(prompt)
         return self.store.rows(tensor_name(layer, group), row, row + 1)[0]
 
+    def several(self, prompts: Sequence[int], layer: Layer) -> Float[Tensor, "prompt position d_model"]:
+        """States of several prompts of one length at one layer; not copied where they lie side by side."""
+        self._require(layer)
+        groups, rows = zip(*map(self.layout.place, prompts), strict=True)
+        first = rows[0]
+        if len(set(groups)) == 1 and rows == tuple(range(first, first + len(rows))):
+            return self.store.rows(tensor_name(layer, groups[0]), first, first + len(rows))
+        return torch.stack([self.at(prompt, layer) for prompt in prompts])
+
     def last(self, layer: Layer) -> Float[Tensor, "prompt d_model"]:
         """The state at the last position of every prompt, in prompt order."""
         self._require(layer)
@@ -125,7 +134,8 @@ class States:
             for start in range(0, len(group.prompts), _ROWS):
                 part = group.prompts[start : start + _ROWS]
                 rows = self.store.rows(tensor_name(layer, index), start, start + len(part))
-                if not math.isfinite(float(rows.sum(dtype=torch.float64))):  # they carry through a sum
+                summed = torch.promote_types(rows.dtype, torch.float32)
+                if not math.isfinite(float(rows.sum(dtype=summed))):  # they carry through a sum
                     for prompt in part:
                         self.finite_at(prompt, layer)
 

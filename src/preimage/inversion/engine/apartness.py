@@ -8,13 +8,11 @@ whole vocabulary is tried at that position.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -33,51 +31,6 @@ _BATCH_TOKENS = 16384  # tokens of one pass over many prompts
 _FAITHFUL = 16.0  # a branch may be so many times out of reach of the same token tried plainly
 _STEP = 64  # lengths up to a multiple of this are checked together
 _taken: WeakKeyDictionary[LanguageModel, dict[tuple[int, Tap, int], bool]] = WeakKeyDictionary()
-
-
-class Nearest(NamedTuple):
-    """The nearest of the rivals that were tried at every position of some prompts, and how many were."""
-
-    tokens: Int[Tensor, "prompt position"]
-    distances: Float[Tensor, "prompt position"]
-    tests: Int[Tensor, "prompt position"]
-
-    @classmethod
-    def of(
-        cls,
-        places: Int[Tensor, "prompt branch"],
-        tokens: Int[Tensor, "prompt branch"],
-        beside: Float[Tensor, "prompt branch"],
-        counts: Sequence[int],
-        length: int,
-    ) -> Nearest:
-        """Of branches, the first ``counts`` of each prompt."""
-        given = torch.arange(places.shape[1]) < torch.tensor(counts)[:, None]
-        beside = beside.masked_fill(~given, math.inf)
-        distances = beside.new_full((len(places), length), math.inf)
-        distances = distances.scatter_reduce(1, places, beside, "amin")
-        rows, branches = (given & (beside == distances.gather(1, places))).nonzero().unbind(dim=1)
-        nearest = torch.full_like(distances, -1, dtype=torch.long)
-        nearest[rows, places[rows, branches]] = tokens[rows, branches]
-        tests = torch.zeros_like(nearest).scatter_add(1, places, given.long())
-        return cls(nearest, distances, tests)
-
-    def all_far(
-        self,
-        far: Float[Tensor, "prompt position"],
-        radius: Float[Tensor, "prompt position"],
-        away: Float[Tensor, "prompt position"],
-        lengths: Sequence[int],
-    ) -> list[bool]:
-        """Which prompts fit everywhere, with a rival at every position that is far."""
-        inside = torch.arange(away.shape[1]) < torch.tensor(lengths)[:, None]
-        clear = (self.distances >= far) & torch.isfinite(self.distances) & (away <= radius)
-        return (clear | ~inside).all(dim=1).tolist()
-
-    def columns(self, row: int, length: int) -> tuple[list[tuple[int, float]], list[int]]:
-        """The nearest token of every position of one prompt, with its distance; how many were tried."""
-        tokens, distances, tests = (side[row, :length].tolist() for side in self)
-        return list(zip(tokens, distances, strict=True)), tests
 
 
 class Apartness:
@@ -134,8 +87,9 @@ class Apartness:
         ids = job.ids[:count].tolist()
         mistakable = self._lookalikes.mistakable(ids)
         if not job.tested and not mistakable:  # most are so, and there may be very many
-            other = (job.second[:count] != job.ids[:count]).nonzero().flatten()
-            return other, job.second[other]
+            rivals = job.second[:count]
+            other = (rivals != job.ids[:count]).nonzero().flatten()
+            return other, rivals[other]
         branches: list[tuple[int, int]] = []
         for index, (token, second) in enumerate(zip(ids, job.second.tolist(), strict=False)):
             tried = job.tested.get(index, {})

@@ -28,6 +28,7 @@ _MISSES = 0.7  # expected wrong proposals from which on doubtful ones are tried 
 _LADDER = (8, 32, 128)  # candidates tried at the first mismatch, round after round
 _BEHIND = 32  # at most so many at any other position
 _MOST = 64  # branches of a pass, beside those of the first mismatch
+_MOST_HURRIED = 512  # the same where few prompts share a pass
 _LONG = 8  # of a long prompt, one for so many positions
 _NEAR = 0.5  # of how far refused tokens are: a token nearer than this is taken for the right one
 _NEAR_SURE = 0.8  # the same where the proposal was sure: what is off there is mostly what stands before it
@@ -65,15 +66,20 @@ class Guessing:
             behind = [
                 (at, token) for at in job.doubts if at > job.verified for token in self._next(job, scores, at)
             ]
-            chosen += behind[: max(_MOST, len(job) // _LONG)]
+            chosen += behind[: max(_MOST_HURRIED if job.hurried else _MOST, len(job) // _LONG)]
         places, tokens = torch.tensor(chosen, dtype=torch.long).view(-1, 2).unbind(dim=1)
         return places[places < end], tokens[places < end]
+
+    def look_up(self, jobs: Sequence[Job], scores: Scores) -> None:
+        """Find the likeliest tokens where prompts do not fit or are in doubt, for all of them at once."""
+        places = [(job.index, at) for job in jobs for at in (job.verified, *job.doubts)]
+        scores.keep_top(places, _LADDER[-1] if all(job.hurried for job in jobs) else _BEHIND)
 
     def _at_mismatch(self, job: Job, scores: Scores) -> list[tuple[int, int]]:
         at, refused = job.verified, job.tested.get(job.verified, {})
         if int(job.ids[at]) not in refused:
             return []
-        count = next(size for size in _LADDER if size > len(refused))
+        count = _LADDER[-1] if job.hurried else next(size for size in _LADDER if size > len(refused))
         fresh = [token for token in _likeliest(job, scores, at, count) if token not in refused]
         if fresh:
             job.ids = replaced(job.ids, at, fresh[0])
@@ -82,7 +88,8 @@ class Guessing:
     def _next(self, job: Job, scores: Scores, at: int) -> list[int]:
         """Candidates for a doubtful position behind the first mismatch that were not tried there yet."""
         tried = job.tried.get(at, 1)
-        count = next((size for size in _LADDER if tried < size <= _BEHIND), 0)
+        sizes = _LADDER[-1:] if job.hurried else _LADDER
+        count = next((size for size in sizes if tried < size <= (size if job.hurried else _BEHIND)), 0)
         if not count:
             return []
         job.tried[at] = count

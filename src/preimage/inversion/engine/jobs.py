@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -23,19 +24,21 @@ from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.result import VerifiedPositions
 from preimage.models import Prefix
 
+Branches: TypeAlias = tuple[Int[Tensor, " _"], Int[Tensor, " _"]]  # positions, and tokens tried there
+
 LONG = 512  # a prompt of more tokens is run apart from what is tried beside it, on a CPU
 _LOOKS = 6  # at a position in other shapes of a pass
 _ALONE = 4.0  # times as far as the nearest token are others where it may fit in another shape
 _AHEAD, _LEAST_AHEAD = 4, 16  # times the usual distance between repairs, and positions, that are run at once
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """One prompt on its way."""
 
     index: int
     observed: Float[Tensor, "position d_model"]
-    target: Target
+    targets: Target  # of all prompts, this one's at its index
     ids: Int[Tensor, " position"]  # the proposal; its first ``verified`` tokens are settled
     likely: Int[Tensor, "position few"]  # the likeliest tokens everywhere, and their chances
     chances: Float[Tensor, "position few"]
@@ -46,10 +49,13 @@ class Job:
     # position -> token -> distance, of other tokens than the proposal's, up to the first mismatch
     tested: dict[int, dict[int, float]] = field(default_factory=dict)
     distances: list[float] = field(default_factory=list)
-    runners_up: list[tuple[int, float]] = field(default_factory=list)  # the nearest other token everywhere
+    rivals: list[int] = field(default_factory=list)  # the nearest other token everywhere, and how far it is
+    rival_distances: list[float] = field(default_factory=list)
     others: list[dict[int, float]] = field(default_factory=list)  # other tokens that were tried everywhere
     tests: list[int] = field(default_factory=list)  # how many were tried everywhere
     repaired: set[int] = field(default_factory=set)  # positions whose token was found, and counted, apart
+    closing: bool = False  # whether all is verified, and rivals were tried, or are next
+    hurried: bool = False  # whether few are left beside it, so that many candidates cost no more than few
     stage: int = 0  # rounds spent on the first mismatch
     misses: float = 0.0  # how many proposals are wrong, as likely as they are
     instead: list[tuple[int, int]] = field(default_factory=list)  # where, and what is likely there instead
@@ -61,6 +67,7 @@ class Job:
     descent: Descent | None = None  # what finds tokens so
     shared: bool = False  # whether it is looked at again in a large batch where it is off by little
     looks: Counter[int] = field(default_factory=Counter)  # how often a position was looked at in other shapes
+    in_parts: bool = False  # whether what is verified was so in several passes, and in none as a whole
     plainly: bool = False  # whether only plain passes over the whole prompt are near enough to the states
     outcome: Outcome | None = None
 
@@ -88,6 +95,21 @@ class Job:
         """Raise where the next pass may not be paid; one over nothing but tokens counted before is free."""
         counted = all(index in self.repaired for index in range(self.verified, len(self)))
         self.budget.check(0 if counted else 1)
+
+    @cached_property
+    def target(self) -> Target:
+        """What its states are compared with."""
+        return self.targets[self.index, : len(self)]
+
+    @property
+    def radii(self) -> list[float]:
+        """The radius at each position."""
+        return self.targets.radii_of_each[self.index]
+
+    @property
+    def coarse(self) -> bool:
+        """Whether cells are so wide somewhere that a token far from them proves little."""
+        return not self.targets.fine and self.target.coarse > 0
 
     @cached_property
     def prefix(self) -> Prefix:
@@ -150,14 +172,22 @@ class Job:
     def positions(self, count: int) -> VerifiedPositions:
         """The first positions, as they were verified."""
         tests = self.tests or [1 + len(self.tested.get(index, {})) for index in range(count)]
-        columns = self.ids[:count].tolist(), self.distances[:count], self.target.radii[:count]
-        return VerifiedPositions(*columns, tests[:count], self.runners_up[:count])
+        columns = self.ids[:count].tolist(), self.distances[:count], self.radii[:count]
+        return VerifiedPositions(*columns, tests[:count], self.rivals[:count], self.rival_distances[:count])
 
     def agreeing(self, row: Int[Tensor, " position"], distances: list[float]) -> int:
         """How many positions of a row agree with what was observed, counted from the left."""
-        radii = self.target.radii
+        radii = self.radii
         misfits = (i for i, away in enumerate(distances[: len(row)]) if not away <= radii[i])
         return next(misfits, len(row))
+
+    def carry_on(self, distances: list[float]) -> list[float]:
+        """Distances of a pass; at verified positions, where it has them otherwise, those of earlier passes.
+
+        On a GPU a pass of another size may move the states of attention sinks out of the radius.
+        """
+        self.in_parts = self.agreeing(self.ids, distances) < self.verified
+        return self.distances[: self.verified] + distances[self.verified :] if self.in_parts else distances
 
     def refuse(self, row: Int[Tensor, " position"], at: int, distances: list[float]) -> None:
         """Keep that the token of a row at its first mismatch does not fit there."""
@@ -184,10 +214,11 @@ class Job:
                 self.budget.tests += 1
 
     def conclude_at_once(
-        self, distances: list[float], runners_up: list[tuple[int, float]], tried: list[int]
+        self, distances: list[float], rivals: list[int], rival_distances: list[float], tried: list[int]
     ) -> None:
         """End with the proposal: one pass verified all of it, and at every position rivals are far."""
-        self.verified, self.distances, self.runners_up = len(self), distances, runners_up
+        self.verified, self.distances = len(self), distances
+        self.rivals, self.rival_distances = rivals, rival_distances
         self.tests = [1 + count for count in tried]
         self.budget.tests += sum(self.tests)
         prompt = VerifiedPrompt(self.positions(len(self)))
@@ -200,11 +231,10 @@ class Job:
             for index, token in enumerate(self.ids[:count].tolist())
         ]
         self.tests = [1 + len(some) for some in self.others]
-        self.runners_up = [
-            min(some.items(), key=itemgetter(1), default=(-1, math.inf)) for some in self.others
-        ]
-        nearest = zip(self.target.fars, self.runners_up, strict=False)
-        near = [index for index, (far, (_, away)) in enumerate(nearest) if not far <= away < math.inf]
+        nearest = [min(some.items(), key=itemgetter(1), default=(-1, math.inf)) for some in self.others]
+        self.rivals, self.rival_distances = [token for token, _ in nearest], [away for _, away in nearest]
+        nearness = zip(self.target.fars, self.rival_distances, strict=False)
+        near = [index for index, (far, away) in enumerate(nearness) if not far <= away < math.inf]
         return [
             index
             for index in near
@@ -244,7 +274,7 @@ class Job:
         nearest = distances.argsort()[: 1 + int((distances <= self.target.reaches[index]).sum())]
         self.others[index] = {int(token): float(distances[token]) for token in nearest}
         self.tests[index] = len(distances)
-        self.runners_up[index] = (int(nearest[0]), float(distances[nearest[0]]))
+        self.rivals[index], self.rival_distances[index] = int(nearest[0]), float(distances[nearest[0]])
 
     def fits(self, count: int, lookalikes: Lookalikes) -> tuple[Fit, ...]:
         """The first positions, as they were verified."""

@@ -6,11 +6,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from preimage.inversion.engine.search import MAX_PROMPTS, Fit, Outcome, VerifiedPrompt
 from preimage.inversion.engine.verifier import Verifier
 from preimage.inversion.options import InvertOptions
-from preimage.inversion.result import Inversion, Position, Reading, Status
+from preimage.inversion.result import Apart, Inversion, Position, Reading, Status, VerifiedPositions
 from preimage.models import LanguageModel
 
 
@@ -25,7 +26,7 @@ def make_result(
     else:
         positions = tuple(fit.position for fit in best)
         ids = tuple(position.token_id for position in positions)
-    others = [p.runner_up_distance for p in positions if p.runner_up_distance is not None]
+    others = [away for away, _, _ in _apart(positions) if away is not None]
     failure = None if outcome.hypotheses else outcome.failure
     if failure is not None and failure.index >= len(positions):
         positions = (*positions, failure)
@@ -74,19 +75,20 @@ def with_status(result: Inversion, outcome: Outcome, vocab_size: int) -> Inversi
     reason = result.reason
     if fitting > len(prompts) and not outcome.undecided:
         reason = f"The first {len(prompts)} of {fitting} prompts that fit are listed."
-    changed = replace(
+    how: dict[str, Any] = say_how(result.positions, vocab_size) if status == "recovered" else {}
+    return replace(
         result,
         status=status,
         fitting=fitting,
         complete=not outcome.undecided and fitting == len(prompts),
         alternatives=tuple(prompts) if status == "ambiguous" else (),
         reason=reason,
+        **how,
     )
-    return changed if status != "recovered" else say_how(changed, vocab_size)
 
 
-def with_exact_reading(result: Inversion) -> Inversion:
-    """The result with what was verified as its reading; where several prompts fit, as sure as they agree."""
+def exact_reading(result: Inversion) -> Reading:
+    """What was verified, as a reading; where several prompts fit, as sure as they agree."""
     prompts = result.alternatives
     agree = (1.0,) * len(result.token_ids)
     if prompts:
@@ -94,7 +96,7 @@ def with_exact_reading(result: Inversion) -> Inversion:
             sum(other[index : index + 1] == (token,) for other in prompts) / len(prompts)
             for index, token in enumerate(result.token_ids)
         )
-    return replace(result, reading=Reading(result.token_ids, result.text, agree))
+    return Reading(result.token_ids, result.text, agree)
 
 
 def without_prefix(result: Inversion, known: int, model: LanguageModel) -> Inversion:
@@ -114,30 +116,34 @@ def without_prefix(result: Inversion, known: int, model: LanguageModel) -> Inver
     )
 
 
-def say_how(result: Inversion, vocab_size: int) -> Inversion:
-    """Say how it is known that nothing else fits."""
-    positions = tuple(result.positions)
-    whole = [position.tests >= vocab_size for position in positions]
-    if all(whole):
-        where = f"all {len(whole)} positions" if len(whole) > 1 else "the only position"
-        return replace(
-            result, unique="proved", uniqueness=f"The whole vocabulary of {vocab_size} was tried at {where}."
-        )
-    some = [position for position, done in zip(positions, whole, strict=True) if not done]
+def _apart(positions: Sequence[Position]) -> list[Apart]:
+    """How far off the nearest other token is, what is allowed and how many were tried, everywhere."""
+    if isinstance(positions, VerifiedPositions):
+        return list(positions.apart())
+    return [(one.runner_up_distance, one.radius, one.tests) for one in positions]
+
+
+def say_how(positions: Sequence[Position], vocab_size: int) -> dict[str, str]:
+    """How it is known that nothing else fits: ``unique`` and ``uniqueness`` of a recovered prompt."""
+    every = _apart(positions)
+    some = [one for one in every if one[2] < vocab_size]
+    if not some:
+        where = f"all {len(every)} positions" if len(every) > 1 else "the only position"
+        words = f"The whole vocabulary of {vocab_size} was tried at {where}."
+        return {"unique": "proved", "uniqueness": words}
     nearest = min(
-        (p.runner_up_distance / p.radius for p in some if p.runner_up_distance is not None and p.radius),
-        default=math.inf,
+        (away / radius for away, radius, _ in some if away is not None and radius), default=math.inf
     )
-    tried = [position.tests - 1 for position in some]
+    tried = [tests - 1 for _, _, tests in some]
     least, most = min(tried), max(tried)
     number = f"{least}" if least == most else f"{least} to {most}"
     words = (
         f"{number} of the other {vocab_size - 1} tokens were tried at {len(some)} positions, those most like "
         f"the recovered one among them: none is nearer than {nearest:.0f} times what is allowed."
     )
-    if any(whole):
-        words += f" The whole vocabulary was tried at the other {sum(whole)}."
-    return replace(result, unique="tested", uniqueness=words)
+    if len(some) < len(every):
+        words += f" The whole vocabulary was tried at the other {len(every) - len(some)}."
+    return {"unique": "tested", "uniqueness": words}
 
 
 def say_of_last(result: Inversion, tried: str) -> Inversion:

@@ -285,9 +285,8 @@ class PromptReading:
             if rung >= by_device(_EXPECTED, self._model.device):
                 expected = yield Expected(self._ids[:at])
                 prior = prior if expected is None else expected
-            fresh = candidates(scores, prior, ladder[rung], trial.tokens)
             leading = yield from self._along_tangent(at, trial)
-            fresh = [*sorted(leading), *(token for token in fresh if token not in leading)]
+            fresh = [*leading, *candidates(scores, prior, ladder[rung], [*trial.tokens, *leading])]
             own = _ITSELF * scores if at == 0 else prior
             while fresh:  # and what the likeliest of them could be mistaken for
                 weighed = yield from self._try(at, fresh, trial, own, budget)
@@ -308,12 +307,12 @@ class PromptReading:
         self._tests[at] += len(trial.tokens)
         self._settle(at, weighed, trial.state(weighed.tokens[0]))
 
-    def _along_tangent(self, at: int, trial: Trial) -> Asking[set[int]]:
+    def _along_tangent(self, at: int, trial: Trial) -> Asking[list[int]]:
         """Tokens to which the nearest that was tried leads, where no lens knows better."""
         if not (at and self._along_tangents and trial.tokens):
-            return set()
+            return []
         order = yield Tangent(self._ids[:at], trial.nearest, self._target[at])
-        return set() if order is None else {*order[:LEADING].tolist()} - {*trial.tokens}
+        return [] if order is None else sorted({*order[:LEADING].tolist()} - {*trial.tokens})
 
     def _try(self, at: int, tokens: list[int], trial: Trial, own: Tensor, budget: Budget) -> Asking[Weighed]:
         """Try more candidates at a position, and weigh them with those that were tried."""
@@ -346,7 +345,8 @@ class PromptReading:
     def _is_usual(self, at: int) -> bool:
         """Whether a settled position is no further from what was seen than others are."""
         weighed = self._weighed[at]
-        return weighed is not None and self._levels[self._sinks[at]].usual(self._relative(at, weighed))
+        assert weighed is not None, "it was settled"
+        return self._levels[self._sinks[at]].usual(self._relative(at, weighed))
 
     def _relative(self, at: int, weighed: Weighed) -> float:
         """How far the likeliest token is, relative to the state; no nearer than noise in any case is."""
@@ -357,7 +357,7 @@ class PromptReading:
 
     def _mistakable(self, token: int, tried: list[int]) -> list[int]:
         """Tokens of the same embedding, or of almost the same, that were not tried yet."""
-        alike = dict.fromkeys((*self._lookalikes.twins(token), *self._lookalikes.near(token)))
+        alike = (*self._lookalikes.twins(token), *self._lookalikes.near(token))
         return [other for other in alike if other not in set(tried)][:_ALIKE]
 
     def _settle(self, at: int, weighed: Weighed, state: Float[Tensor, " d"]) -> None:

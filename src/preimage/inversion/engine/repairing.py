@@ -59,11 +59,12 @@ class Repairing:
     def repair(self, job: Job, scores: Scores) -> bool:
         """Put the right token at the first mismatch; False where a search decided the prompt instead."""
         at = job.verified
-        token = job.nearest(at)  # a rival that was tried beside the pass
+        token, often = job.nearest(at), False  # a rival that was tried beside the pass
         if token is None:
             token, is_put = self._try_candidates(job, scores, at)
             if is_put:
                 return True
+            often = job.led and at - job.led_at <= _OFTEN
         reach = job.target.reaches[at]
         may_fit = {other for other, distance in job.tested[at].items() if distance <= reach}
         if token is None and self._hands_on(job, at == job.known):
@@ -72,11 +73,10 @@ class Repairing:
         if token is None or may_fit - {token, *self._lookalikes.twins(token)}:
             self._search(job, scores, at)  # nothing fits, or several tokens may: a matter of alternatives
             return False
-        near = job.led and job.descent is not None and at - job.led_at <= _OFTEN
         job.put(at, token)
-        if near and job.descent is not None:  # most proposals are wrong: the rest is found the same way
-            job.ids = job.descent.read_on(job.ids, at + 1, job.budget)
         job.led_at = at if job.led else job.led_at
+        if often and job.descent is not None:  # most proposals are wrong: the rest is found the same way
+            job.ids = job.descent.read_on(job.ids, at + 1, job.budget)
         return True
 
     def _try_candidates(self, job: Job, scores: Scores, at: int) -> tuple[int | None, bool]:
@@ -133,7 +133,7 @@ class Repairing:
 
     def is_coarse(self, job: Job) -> bool:
         """Whether what is allowed is as wide as in half precision, or in few bits."""
-        return self._half or job.target.coarse > 0
+        return self._half or job.coarse
 
     def _pass_on(self, job: Job) -> None:
         verified = job.fits(min(job.verified, len(job.distances)), self._lookalikes)
@@ -193,7 +193,7 @@ class Repairing:
             return
         try:
             job.budget.check(0)
-            if start and not job.runners_up:
+            if start and not job.rivals:
                 earlier = self._apart.first_open(job, scores, start)
                 start = start if earlier is None else earlier
         except BudgetSpentError as spent:

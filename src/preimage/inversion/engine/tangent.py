@@ -3,9 +3,8 @@
 The state at a position is a smooth function of the embedding there. Its derivative at a token that does not
 fit, one pass back, scores every other token by how far it would lead along what is missing; what several
 such tokens agree on says more. Behind verified tokens that finds the right one where no proposer knows the
-layer: in models that were not trained nearly always first, in trained ones within hundreds below the last
-third of their blocks. Where blocks can be undone, all this happens at the lowest layer that can be reached,
-where a state tells more of its token, and for the price of the blocks below it.
+layer; near the top of a trained model it says little. Where blocks can be undone, all this happens at the
+lowest layer that can be reached: a state tells more of its token there, and only blocks below it are run.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ _FAR_OF_CELL = 0.25  # of how far states of one cell are from its centre, where 
 _FEWEST = 16  # coordinates without which tokens nobody tried may coincide by chance: nothing is far
 _SLACK = 0.25  # of the radius, where that is calibrated
 # Radii that another shape of a pass may put between states of attention sinks, on a GPU, and the tokens from
-# which on it takes other kernels: 43 radii were seen between one prompt alone and one among 256.
+# which on it takes other kernels.
 ANOTHER_SHAPE = 64.0
 LARGE = {"cpu": 0, "cuda": 12288}
 
@@ -83,6 +83,11 @@ class Target:
         return self.radius.tolist()
 
     @cached_property
+    def radii_of_each(self) -> list[list[float]]:
+        """The same of several prompts."""
+        return self.radius.tolist()
+
+    @cached_property
     def reaches(self) -> list[float]:
         """The reach at each position."""
         return self.reach.tolist()
@@ -110,20 +115,28 @@ class Target:
         """The same as numbers."""
         return self.far.tolist()
 
+    @property
+    def fine(self) -> bool:
+        """Whether states are known exactly, and in enough coordinates."""
+        return self.low is self.high and self.low.shape[-1] >= _FEWEST
+
     @cached_property
     def coarse(self) -> int:
         """At how many positions cells are so wide that a token far from them proves little."""
+        if self.fine:
+            return 0
         return sum(far > 1.01 * FAR * reach for far, reach in zip(self.fars, self.reaches, strict=True))
 
-    def away(self, seen: Float[Tensor, "*other d"]) -> Float[Tensor, "*result"]:
-        """How far states are from what was observed, float64."""
-        exact = seen.to(torch.float64)
+    def away(self, seen: Float[Tensor, "*other d"], rows: Any = ...) -> Float[Tensor, "*result"]:
+        """How far states are from what was observed, all of it or some rows, float64."""
+        exact, low = seen.to(torch.float64), self.low[rows]
         if self.low is self.high:
-            difference = exact - self.low
+            difference = exact - low
         else:
-            difference = (exact - self.high).clamp_min(0) + (self.low - exact).clamp_min(0)
-        # what is beyond float64 is far, and looking for it would wait for a GPU
-        return norms(difference if self.weights is None else difference * self.weights, held=False)
+            difference = (exact - self.high[rows]).clamp_min(0) + (low - exact).clamp_min(0)
+        if self.weights is not None:
+            difference = difference * self.weights[rows]
+        return norms(difference, held=False)  # beyond float64 is far, and looking for it would wait for a GPU
 
     def missing(self, seen: Float[Tensor, "*row d"]) -> Float[Tensor, "*row d"]:
         """Which way a state would have to move: against the gradient of half its squared distance."""
@@ -178,9 +191,14 @@ class Verifier:
         """One prompt's observed states, ready to be compared with, on the model's device."""
         return self.targets([observed])[0]
 
-    def targets(self, observed: Sequence[Float[Tensor, "_ d"]]) -> Target:
+    def targets(
+        self,
+        observed: Sequence[Float[Tensor, "_ d"]],
+        padded: Float[Tensor, "prompt position d"] | None = None,
+    ) -> Target:
         """The same of several prompts, padded to one length: prompt x position."""
-        padded = pad_sequence(list(observed), batch_first=True).to(self._model.device)
+        if padded is None:
+            padded = pad_sequence(list(observed), batch_first=True).to(self._model.device)
         exact = padded.to(torch.float64)
         lengths = norms(exact).cpu()
         weights = outlier_weights(exact)

@@ -6,14 +6,14 @@ proposers add up. Nothing the size of positions times vocabulary is kept: scores
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from preimage.devices import by_device
+from preimage.devices import Aside, by_device
 from preimage.distances import products
 
 _SCORES = {"cpu": 2**22, "cuda": 2**30}  # scores held at once
@@ -111,6 +111,11 @@ class Scores:
 
     parts: tuple[Part, ...]
     length: int
+    _aside: Aside = field(init=False, repr=False, compare=False)
+    _kept: dict[int, list[int]] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_aside", Aside(self.parts[0].queries.device))
 
     def at(self, rows: Int[Tensor, " some"]) -> Float[Tensor, "some vocabulary"]:
         """Scores of some rows, all parts added."""
@@ -167,14 +172,34 @@ class Scores:
 
     def top(self, prompt: int, position: int, count: int) -> list[int]:
         """The ``count`` most likely tokens at one position, most likely first."""
-        scores = self.at(self.row(prompt, position))[0]
-        return scores.topk(min(count, len(scores))).indices.tolist()
+        kept = self._kept.get(prompt * self.length + position, [])
+        if len(kept) >= count:
+            return kept[:count]
+        with self._aside.work():
+            scores = self.at(self.row(prompt, position))[0]
+            return scores.topk(min(count, len(scores))).indices.tolist()
+
+    def keep_top(self, places: Sequence[tuple[int, int]], count: int) -> None:
+        """Find the ``count`` most likely tokens at many positions at once, for :meth:`top` to give."""
+        numbers = {prompt * self.length + position for prompt, position in places}
+        fresh = sorted(number for number in numbers if len(self._kept.get(number, [])) < count)
+        if not fresh:
+            return
+        with self._aside.work():
+            for rows in torch.tensor(fresh, dtype=torch.long).split(self._size()):
+                scores = self.at(rows.to(self.parts[0].queries.device))
+                best = scores.topk(min(count, scores.shape[1])).indices.tolist()
+                self._kept.update(zip(rows.tolist(), best, strict=True))
 
     def slices(self) -> Iterator[Int[Tensor, " some"]]:
         """All rows, in pieces whose scores fit in memory."""
         queries = self.parts[0].queries
-        size = by_device(_SCORES, queries.device) // len(self.parts[0].books[0].bias)
-        yield from torch.arange(len(queries), device=queries.device).split(max(64, size))
+        yield from torch.arange(len(queries), device=queries.device).split(self._size())
+
+    def _size(self) -> int:
+        """Rows whose scores fit in memory."""
+        first = self.parts[0]
+        return max(64, by_device(_SCORES, first.queries.device) // len(first.books[0].bias))
 
     def row(self, prompt: int, position: int) -> Int[Tensor, " one"]:
         """The row of one position."""
