@@ -156,8 +156,8 @@ def test_a_prompt_off_in_one_shape_is_looked_at_in_a_large_batch(
     plain, asked = shared_pass.states_of_branches, []
     off = 5 * target.radii[4] / states[0].shape[1] ** 0.5
 
-    def moved(*given: object, at_once: bool) -> tuple[Tensor, Tensor]:
-        trunk, others = plain(*given, at_once=at_once)  # type: ignore[arg-type]
+    def moved(*given: object) -> tuple[Tensor, Tensor]:
+        trunk, others = plain(*given)  # type: ignore[arg-type]
         trunk = trunk.clone()
         trunk[:, 4] += off
         return trunk, others

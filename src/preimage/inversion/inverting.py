@@ -42,6 +42,7 @@ from preimage.inversion.engine.policies import GradientPolicy, InterruptedPolicy
 from preimage.inversion.engine.proof import prove, search_everywhere
 from preimage.inversion.engine.search import Outcome, Search
 from preimage.inversion.engine.shuffled import invert_shuffled
+from preimage.inversion.engine.together import uninterrupted
 from preimage.inversion.engine.verifier import FAR, CandidatePrefix
 from preimage.inversion.options import InvertChanges, InvertOptions
 from preimage.inversion.preparing import Prepared, prepare, proposer_of
@@ -199,7 +200,8 @@ class _Inverting:
             made[index] = make_result(self._model, outcome, self._verifier, self._options, tests)
 
         if self._engine is not None:
-            outcomes = self._engine.run(observed, budgets, self._known, padded=padded, ended=make)
+            with uninterrupted(self._model.device):
+                outcomes = self._engine.run(observed, budgets, self._known, padded=padded, ended=make)
         elif self._observation.positions == "shuffled":
             outcomes = [self._reordered(observed[0], budgets[0])]
         elif self._observation.gaps:

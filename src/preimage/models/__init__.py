@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         locate,
     )
     from preimage.models.memory import weight_bytes
-    from preimage.models.prefix import Prefix, states_of_branches
+    from preimage.models.prefix import FEW_TOKENS, Prefix, states_of_branches
     from preimage.models.preview import ModelPreview, read_preview
     from preimage.models.sampling import in_bfloat16, rows_at_once, written_by
     from preimage.models.scratch import FAMILIES, SIZES, new_model, parse_size, save_model, train_tokenizer

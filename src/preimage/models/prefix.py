@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # Keys and values one block may materialise for a batch of candidates, and the batch that gains nothing more.
 _TRIAL_BYTES = {"cpu": 2**28, "cuda": 2**32}
+FEW_TOKENS = 4096  # of a pass that takes longer to launch, on a GPU, than to run
 _MAX_CANDIDATES = {"cpu": 1024, "cuda": 8192}
 
 
@@ -225,18 +226,16 @@ def states_of_branches(
     positions: Int[Tensor, "row branch"],
     tokens: Int[Tensor, "row branch"],
     of: Int[Tensor, " row"] | None = None,
-    *,
-    at_once: bool = False,
 ) -> tuple[Float[Tensor, "prompt position d"], Float[Tensor, "row branch d"]]:
     """F(prompt), and F(v; prompt[:t], t) of every branch (t, v): a row of them for each prompt.
 
     Prompts run as in any plain pass, so that their states are what one gives; then branches, on their keys
     and values. ``of`` says which prompt each row is of, where one has more rows than one, or none.
-    ``at_once``: both in one pass, each prompt with its row, which is quicker for few.
+    Without it, so few that launching a pass takes longer than running it are run all at once.
     """
     prefix, length = Prefix(model, tap), ids.shape[1]
     with torch.inference_mode():
-        if at_once:
+        if of is None and ids.numel() + tokens.numel() <= FEW_TOKENS:
             states = prefix._branched(torch.cat([ids, tokens], dim=1), length, positions)
             return states[:, :length], states[:, length:]
         trunk = prefix.of_rows(ids)

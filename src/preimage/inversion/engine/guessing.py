@@ -101,7 +101,8 @@ class Guessing:
     ) -> tuple[Int[Tensor, " more"], Int[Tensor, " more"]]:
         """Branches, and what is likely where a proposal that was not run yet is not sure."""
         fresh = set(beforehand(job)) if self._large and not job.distances else set()
-        fresh -= set(zip(places.tolist(), tokens.tolist(), strict=True))
+        if fresh:
+            fresh -= set(zip(places.tolist(), tokens.tolist(), strict=True))
         if not fresh:
             return places, tokens
         more_places, more_tokens = torch.tensor(sorted(fresh)).unbind(dim=1)

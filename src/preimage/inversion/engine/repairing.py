@@ -26,6 +26,7 @@ _FIRST_BATCH = {"cpu": 8, "cuda": 512}  # candidates tried first on a cached pre
 _SCANNED = 4096  # a vocabulary that is tried in full before evidence is asked
 _PATIENCE = {"cpu": 256, "cuda": 2**31}  # candidates tried at the first position before evidence is asked
 _PATIENCE_BEHIND = {"cpu": 256, "cuda": 4096}  # the same at later ones, where what is allowed is coarse
+_MANY = 64  # refused tokens, of those the proposer ranks first, after which a better order is asked for
 _OFTEN = 3  # positions between two tokens that the derivative led to, if it often has to
 _PLAINLY = 2.0  # radii in half precision within which a token may fit in a plain pass alone
 
@@ -89,12 +90,14 @@ class Repairing:
         tested = distances_of(known, self._model.vocab_size)
         first = by_device(_FIRST_BATCH, self._model.device)
         leading: set[int] = set()
-        along = self._along_tangent(job, at, leading) if job.led else None
-        order = scores.order(job.index, at) if along is None else along
 
         def better() -> Int[Tensor, " vocabulary"] | None:
             return merged(self._along_tangent(job, at, leading), job.expected_order(at, scores))
 
+        along = self._along_tangent(job, at, leading) if job.led else None
+        if along is None and len(known) >= _MANY:  # the proposer's order has failed already
+            along = better()
+        order = scores.order(job.index, at) if along is None else along
         ranked = RankedPolicy(order, first, prefix.max_candidates, better)
         policy = self._policy(prefix, job.observed[at], ranked)
         nearest: int | None = None

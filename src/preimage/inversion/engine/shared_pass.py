@@ -14,10 +14,9 @@ from torch.nn.utils.rnn import pad_sequence
 from preimage.devices import fetch, send
 from preimage.inversion.engine.jobs import Branches, Job
 from preimage.inversion.engine.verifier import Target, Verifier
-from preimage.models import LanguageModel, states_of_branches
+from preimage.models import FEW_TOKENS, LanguageModel, states_of_branches
 
 _WIDTH = 32  # branches in a row, at least: a prompt with more of them has several rows, so few are padded
-_SMALL = 4096  # tokens of a pass that is made at once, as launching it takes longer than running it
 
 
 class Nearest(NamedTuple):
@@ -79,7 +78,7 @@ class SharedPass:
         self._which = torch.arange(len(jobs)).repeat_interleave(counts)
         ids = pad_sequence([job.ids for job in jobs], batch_first=True)
         most = max(1, int(counts.max()))
-        at_once = len(jobs) * (ids.shape[1] + most) <= _SMALL
+        at_once = len(jobs) * (ids.shape[1] + most) <= FEW_TOKENS
         width = most if at_once else min(most, max(_WIDTH, ids.shape[1] // 2))
         within = torch.arange(len(self._which)) - (counts.cumsum(0) - counts)[self._which]
         rows = torch.ones_like(counts) if at_once else -(-counts // width)
@@ -93,7 +92,7 @@ class SharedPass:
         ]
         ids, places, tokens, of, index, owner, at, row, column = here
         tap, length = verifier.tap, ids.shape[1]
-        states = states_of_branches(model, tap, ids, places, tokens, None if at_once else of, at_once=at_once)
+        states = states_of_branches(model, tap, ids, places, tokens, None if at_once else of)
         trunk, rivals = map(verifier.observe, states)
         self._away = fetch(target.away(trunk, (index, slice(length))))
         self._beside = fetch(target.away(rivals[row, column], (owner, at)))

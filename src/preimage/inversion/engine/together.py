@@ -65,12 +65,11 @@ class Together:
         """Run prompts to their end; ``target`` is of all, by index, and ``ended`` is told of some early."""
         for job in jobs:
             job.shared = bool(by_device(LARGE, self._model.device))
-        with _uninterrupted():
-            self._run_to_last(jobs, target, scores, ended)
-            parted = [job for job in jobs if job.outcome is None]
-            for job in self._run_whole(parted, target):
-                self._alone.run(job, scores)
-            self._run_to_last([job for job in parted if job.outcome is None], target, scores, ended)
+        self._run_to_last(jobs, target, scores, ended)
+        parted = [job for job in jobs if job.outcome is None]
+        for job in self._run_whole(parted, target):
+            self._alone.run(job, scores)
+        self._run_to_last([job for job in parted if job.outcome is None], target, scores, ended)
 
     def _run_to_last(
         self, jobs: list[Job], target: Target, scores: Scores, ended: Callable[[int, Outcome], None]
@@ -265,10 +264,11 @@ class Together:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Without the garbage collector, which looks at everything that is held while a GPU waits."""
+def uninterrupted(device: torch.device) -> Iterator[None]:
+    """Without the garbage collector, which would look at everything that is held while a GPU waits."""
     was = gc.isenabled()
-    gc.disable()
+    if device.type != "cpu":
+        gc.disable()
     try:
         yield
     finally:
