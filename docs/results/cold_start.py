@@ -2,8 +2,9 @@
 
     python docs/results/cold_start.py OUT.jsonl [--model gemma] [--layers 1 9 18] [--device cuda]
 
-A Gemma 3 configuration with 6,000 unused tokens whose embeddings are nearly the same, or the shape of Llama
-3.1 8B in bfloat16, both with random weights. Every layer in a process of its own, with an empty cache.
+A Gemma 3 configuration with 6,000 unused tokens whose embeddings are nearly the same, the shape of Llama 3.1
+8B in bfloat16, both with random weights, or the default model with its lenses. Every layer in a process of
+its own, with an empty cache.
 """
 
 import argparse
@@ -54,6 +55,7 @@ def llama(device: str, width: int = 4096, blocks: int = 32) -> Any:
 MODELS = {
     "gemma": (gemma, 64, (10_000, 260_000)),
     "llama": (llama, 20, (0, 128_000)),
+    "smollm2": (None, 64, (0, 49_152)),
     "small-llama": (lambda device: llama(device, 512, 8), 20, (0, 128_000)),
 }
 
@@ -67,7 +69,7 @@ def measure(name: str, layer: int, device: str) -> dict[str, object]:
 
     build, length, drawn_from = MODELS[name]
     torch.manual_seed(0)
-    model = preimage.load(build(device))
+    model = preimage.load(name, device=device) if build is None else preimage.load(build(device))
     generator = torch.Generator().manual_seed(1)
     rows = []
     for _ in range(2):
