@@ -35,8 +35,7 @@ def fetch(tensor: Tensor) -> Callable[[], Tensor]:
 
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     copy.copy_(tensor, non_blocking=True)
-    there = torch.cuda.Event()
-    there.record()
+    there = torch.cuda.current_stream(tensor.device).record_event()  # of its own GPU, whichever is current
 
     def wait() -> Tensor:
         there.synchronize()
@@ -53,8 +52,7 @@ class Aside:
         if device.type == "cuda":
             import torch
 
-            self._begun = torch.cuda.Event()
-            self._begun.record()
+            self._begun = torch.cuda.current_stream(device).record_event()
 
     @contextmanager
     def work(self) -> Iterator[None]:
