@@ -152,12 +152,22 @@ class LanguageModel:
         now = fingerprint(self.module, self.anatomy.embedding)
         if now != self._fingerprint:
             self._edition, self._fingerprint = self._edition + 1, now
-            for name in ("_identity", "_embedding_table", "_head_table"):
+            for name in ("_identity", "_weight_hash", "_embedding_table", "_head_table"):
                 self.__dict__.pop(name, None)
 
     @property
+    def weight_hash(self) -> str:
+        """By which weights are known again; hashing them takes about half a second per GB, once."""
+        self._forget_what_changed()
+        return self._weight_hash
+
+    @cached_property
+    def _weight_hash(self) -> str:
+        return weight_hash(self.anatomy.backbone)
+
+    @property
     def identity(self) -> ModelIdentity:
-        """What ties results to this model; hashing the weights takes about a second per GB, once."""
+        """What ties results to this model; hashing weights and files takes about a second per GB, once."""
         self._forget_what_changed()
         return self._identity
 
@@ -167,7 +177,7 @@ class LanguageModel:
             name=self.name,
             revision=self.revision,
             architecture=type(self.module).__name__,
-            weight_hash=weight_hash(self.anatomy.backbone),
+            weight_hash=self._weight_hash,
             dtype=str(self.dtype).removeprefix("torch."),
             n_layers=self.n_layers,
             d_model=self.d_model,

@@ -296,7 +296,7 @@ def _cache_file(model: LanguageModel) -> Path:
     """One for each map and each way of computing it: the same weights may stand under another config."""
     config: Any = model.module.config
     kind = f"{config.to_json_string(use_diff=False)} {config._attn_implementation} {model.tokenizer is None}"
-    digest = hashlib.sha256(f"{model.identity.weight_hash} {kind}".encode()).hexdigest()[:24]
+    digest = hashlib.sha256(f"{model.weight_hash} {kind}".encode()).hexdigest()[:24]
     cpu = torch.backends.cpu.get_cpu_capability().lower().replace(" ", "-")
     where = f"{model.device.type}-{cpu}-{torch.get_num_threads()}t-torch{torch.__version__}-v{_RECIPE}"
     return cache_folder() / "noise" / f"{digest}-{where}.json"

@@ -165,12 +165,12 @@ class States:
     def require_made_by(self, model: LanguageModel) -> None:
         """Refuse a model that is not the one that made these states."""
         self.require_width(model)
-        if self.model is not None and self.model["weight_hash"] != model.identity.weight_hash:
+        if self.model is not None and self.model["weight_hash"] != model.weight_hash:
             theirs, ours = self.model["dtype"], model.identity.dtype
             raise BundleError(
                 f"These states were made by {self.model['name']} ({theirs}, weights "
                 f"{self.model['weight_hash'][:12]}), not by {model.name} ({ours}, weights "
-                f"{model.identity.weight_hash[:12]}).",
+                f"{model.weight_hash[:12]}).",
                 f"Load that model{f' with dtype {theirs}' if theirs != ours else ''}, or allow any model.",
             )
 

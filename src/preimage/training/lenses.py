@@ -82,7 +82,7 @@ def train_lens(
     plan = {
         "command": "lens train",
         **told(at),
-        "model": model.identity.weight_hash,
+        "model": model.weight_hash,
         "options": chosen.to_dict(),
         "text": "self" if given is None else sha256(tensor_bytes(given)).hexdigest(),
     }

@@ -136,7 +136,7 @@ def kept_readers(
 
 
 def _cache_path(model: LanguageModel, name: str) -> Path:
-    folder = cache_folder() / "backwards" / model.identity.weight_hash[:24]
+    folder = cache_folder() / "backwards" / model.weight_hash[:24]
     return folder / f"{name}-{model.device.type}-v{_RECIPE}.safetensors"
 
 

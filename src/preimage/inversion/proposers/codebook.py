@@ -121,7 +121,7 @@ def fitted_codebook(
 
 def cache_path(model: LanguageModel, tap: Tap, d_features: int) -> Path:
     """Where the codebook of a model and a layer or site is kept."""
-    folder = cache_folder() / "codebooks" / model.identity.weight_hash[:24]
+    folder = cache_folder() / "codebooks" / model.weight_hash[:24]
     return folder / f"layer-{tap}-{d_features}-v{_RECIPE}.safetensors"
 
 

@@ -48,4 +48,4 @@ def _place(model: LanguageModel, lens: Lens, path: Path) -> Path | None:
     if not model.lasting or 2 * lens.shape.vocab_size * lens.shape.rank > _BYTES:
         return None
     of = sha256(path.read_bytes()).hexdigest()[:24]
-    return cache_folder() / "keys" / model.identity.weight_hash[:24] / f"{of}-v{_RECIPE}.safetensors"
+    return cache_folder() / "keys" / model.weight_hash[:24] / f"{of}-v{_RECIPE}.safetensors"

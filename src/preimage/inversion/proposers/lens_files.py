@@ -93,7 +93,7 @@ def save_lens(
         "kind": "lens",
         **told(tap),
         "model": model.name,
-        "weight_hash": model.identity.weight_hash,
+        "weight_hash": model.weight_hash,
         "tokenizer_hash": tokenizer_hash(model.tokenizer),
         "shape": lens.shape.to_dict(),
         "training": training,
@@ -128,7 +128,7 @@ def require_serves(info: LensInfo, model: LanguageModel) -> None:
     if not _serves(info, model):
         raise ModelError(
             f"The lens {info.path} was trained for {info.model} (weights {info.weight_hash[:12]}), not for "
-            f"{model.name} (weights {model.identity.weight_hash[:12]}).",
+            f"{model.name} (weights {model.weight_hash[:12]}).",
             "Train one for this model with `preimage lens train`.",
         )
 
@@ -171,7 +171,7 @@ def known_lenses() -> list[LensInfo]:
 
 def default_path(model: LanguageModel, tap: Tap) -> Path:
     """Where a lens goes that is given no other place."""
-    return cached_path(model.identity.weight_hash, without_positions(model, tap))
+    return cached_path(model.weight_hash, without_positions(model, tap))
 
 
 def cached_path(weight_hash: str, tap: Tap) -> Path:
@@ -188,7 +188,7 @@ def find_lens(model: LanguageModel, tap: Tap) -> LensInfo | None:
     inside a block cannot: a site has its own lens or none, one for keys after and before rotary positions.
     """
     mine = [info for info in known_lenses() if _serves(info, model) and _reads(info, model, tap)]
-    mine.sort(key=lambda info: info.weight_hash != model.identity.weight_hash)
+    mine.sort(key=lambda info: info.weight_hash != model.weight_hash)
     return min(mine, key=lambda info: _height(info.layer, model), default=None)
 
 
@@ -231,7 +231,7 @@ def _serves(info: LensInfo, model: LanguageModel) -> bool:
     """Whether a lens was trained for these weights, or for almost the same."""
     if not _has_sizes_of(info, model):
         return False
-    if info.weight_hash == model.identity.weight_hash:
+    if info.weight_hash == model.weight_hash:
         return True
     known = _served.setdefault(model, {})
     key = model.edition, info.path, info.weight_hash, info.tap

@@ -202,7 +202,7 @@ def _require_one_each(entries: Sequence[LensEntry], hint: str) -> None:
 
 def _of_weights(listed: list[LensEntry], place: Place, model: LanguageModel) -> list[LensEntry]:
     """The lenses for a model's weights; none is an error that says for which there are some."""
-    weights = model.identity.weight_hash
+    weights = model.weight_hash
     mine = [entry for entry in listed if entry.facts.weight_hash == weights]
     if not mine:
         models = {f"{entry.facts.model} (weights {_short(entry.facts.weight_hash)})" for entry in listed}

@@ -133,7 +133,7 @@ def statistics_of(model: LanguageModel, tap: Tap) -> Statistics:
 
 
 def _load_or_measure(model: LanguageModel, tap: Tap) -> Statistics:
-    path = cache_folder() / "statistics" / model.identity.weight_hash[:24] / f"{tap}-v{_RECIPE}.safetensors"
+    path = cache_folder() / "statistics" / model.weight_hash[:24] / f"{tap}-v{_RECIPE}.safetensors"
     if model.lasting:
         with suppress(OSError, SafetensorError, TypeError):  # none there, or none that can be read
             kept = load_file(path)
