@@ -78,7 +78,7 @@ COMMANDS: dict[str, tuple[list[str], dict[str, int]]] = {
     "theory symmetry": (["theory", "symmetry", "--text", "a cat", "--text", "the dog"], ONCE),
     "lens train": (
         ["lens", "train", "--layer", "1", "--prompts", "random", "--steps", "1", "--out", "OUT"],
-        ONCE | {"gather": 0},
+        ONCE | {"gather": 0, "hash of the files": 0},  # a lens is tied to weights
     ),
 }
 
