@@ -196,6 +196,12 @@ def test_no_answer_about_a_tiny_model_is_wrong(start: int) -> None:
         assert not wrong, (number, case, status, wrong)
 
 
+@pytest.mark.parametrize("number", [73_000_185])
+def test_what_was_said_wrongly_once(number: int) -> None:
+    _, wrong = check(draw(number))
+    assert not wrong
+
+
 def main(count: int, first: int = 1_000_000) -> None:
     """Many more, from numbers the tests do not draw."""
     statuses: Counter[str] = Counter()

@@ -94,7 +94,8 @@ def _foreign(model: LanguageModel, look: Diagnosis, tap: Layer) -> Diagnosis:
 def _named(model: LanguageModel, found: list[_Agreement], tap: Layer) -> Diagnosis:
     said = min(one.away for one in found if one.layer == tap and not one.before)
     best = min(found)
-    if best.away > _AGREES or best.away > _BETTER * said or (best.layer, best.before) == (tap, ()):
+    better = best.away < said and best.away <= _BETTER * said  # states of zeros are those of any layer
+    if best.away > _AGREES or not better:
         return Diagnosis(away=said)
     other = None if best.layer == tap else best.layer
     name = f"this layer, {tap}," if other is None else f"layer {other}, not {tap},"
