@@ -9,7 +9,8 @@
 PROMPTS.json comes from texts.py. ``ranks``: the shipped lenses, by kind of text. ``alone``: one prompt after
 another, beside plain passes over the same prompt. ``together``: 1,000 prompts in one call, a third each of
 prose, code and random tokens, beside plain passes. ``long``: one prompt of 4,096 tokens of a kind. ``train``:
-how long ``preimage lens train`` takes, with loading the model and its defaults, and what the lens names.
+how long ``preimage lens train`` takes, with loading the model and its defaults, and what the lens names;
+with ``--minutes``, of what it has learned by then. A training beside OUT.safetensors is continued.
 ``ranks --lens FILE``: of that lens instead.
 """
 
@@ -56,13 +57,25 @@ def third_each(prompts: dict[str, list[list[int]]]) -> list[list[int]]:
     return prompts["prose"][:334] + prompts["code"][:333] + prompts["random"][:333]
 
 
-def train(model: Any, layer: str, out: Path, began: float) -> dict[str, Any]:
+def train(
+    model: Any, layer: str, out: Path, began: float, steps: int, minutes: float | None
+) -> dict[str, Any]:
     """Train a lens as ``preimage lens train`` does; its time, and what it names of held-out text."""
-    from preimage.training import train_lens
+    from preimage.training import LensOptions, train_lens
+    from preimage.training.trainer import Trainer
 
+    original, made = Trainer.advance, 0
+
+    def advance(self: Trainer, to: int, *progress: Any) -> None:
+        nonlocal made
+        while self.step < to and (minutes is None or time.perf_counter() - began < 60 * minutes):
+            original(self, to if minutes is None else self.step + 1, *progress)
+        made = self.step
+
+    Trainer.advance = advance  # type: ignore[method-assign]
     (at,) = parse_layers(layer, model.n_layers)
-    trained = train_lens(model, at, out=out)
-    return {"seconds": time.perf_counter() - began, "held_out": trained.held_out}
+    trained = train_lens(model, at, options=LensOptions(steps=steps), out=out)
+    return {"seconds": time.perf_counter() - began, "steps": made, "held_out": trained.held_out}
 
 
 def main() -> None:
@@ -76,6 +89,8 @@ def main() -> None:
     parser.add_argument("--layers", nargs="+", default=["15"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--commit", default="", help="where this is not run in its repository")
+    parser.add_argument("--steps", type=int, default=1200, help="of train")
+    parser.add_argument("--minutes", type=float, help="of train: stop then")
     parser.add_argument("--lens", type=Path, help="of ranks: a lens file, instead of those shipped")
     given = parser.parse_args()
     began = time.perf_counter()
@@ -86,7 +101,8 @@ def main() -> None:
         found = ranks(model, prompts, given.count, given.lens)
     elif given.what == "train":
         lens = given.out.with_suffix(".safetensors")
-        found = train(model, layers, lens, began) | ranks(model, prompts, given.count, lens)
+        found = train(model, layers, lens, began, given.steps, given.minutes)
+        found |= ranks(model, prompts, given.count, lens)
         print(found["seconds"], found["held_out"], flush=True)  # noqa: T201
     elif given.what == "long":
         whole = [token for row in prompts[given.kind] for token in row][:4096]

@@ -1,4 +1,4 @@
-"""How much is done at once, by the kind of device, and how much memory one has."""
+"""How much is done at once, by the kind of device, how much memory one has, and how not to wait for it."""
 
 from __future__ import annotations
 
