@@ -78,5 +78,16 @@ class UnwritableError(RunFolderError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, its type where that is empty: what another library raised."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """The first line of an error's text, not too much of it, its type where that is empty."""
+    return clip((str(error).strip() or type(error).__name__).splitlines()[0])
+
+
+def clip(text: str, most: int = 300) -> str:
+    """``text``, its middle left out beyond ``most`` characters: what was given may be a whole novel."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[1 - half :]}"
+
+
+def shown(name: str) -> str:
+    """A name that a file gives, fit for one line: cut short, and control characters as escapes."""
+    return clip(name if name.isprintable() else ascii(name), 60)

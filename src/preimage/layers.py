@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from numbers import Integral
 from typing import Literal, TypeAlias
 
-from preimage.errors import LayerError
+from preimage.errors import LayerError, clip
 
 Layer: TypeAlias = int | Literal["final"]
 LayerSpec: TypeAlias = int | str | Iterable[int | str]
@@ -50,7 +50,9 @@ def parse_layer(spec: int | str, n_layers: int) -> Layer:
     """The one layer a specification names."""
     layers = parse_layers(spec, n_layers)
     if len(layers) != 1:
-        raise LayerError(f"One layer is needed here, {spec!r} names {len(layers)}.", _allowed(n_layers))
+        raise LayerError(
+            f"One layer is needed here, {clip(repr(spec))} names {len(layers)}.", _allowed(n_layers)
+        )
     return layers[0]
 
 
@@ -64,16 +66,20 @@ def _parse_one(part: int | str, n_layers: int) -> list[Layer]:
     if part.count("-") == 1 and not part.startswith("-"):
         low, high = (_number(end, part, n_layers) for end in part.split("-"))
         if low > high:
-            raise LayerError(f"Layer range {part!r} runs backwards.", _allowed(n_layers))
+            raise LayerError(f"Layer range {clip(repr(part))} runs backwards.", _allowed(n_layers))
         return list(range(low, high + 1))
     return [_number(part, part, n_layers)]
 
 
 def _number(text: int | str, given: int | str, n_layers: int) -> int:
-    is_number = text.strip().isdecimal() if isinstance(text, str) else _is_whole(text)
+    is_number = _is_decimal(text) if isinstance(text, str) else _is_whole(text)
     if not is_number or not 0 <= int(text) <= n_layers:
-        raise LayerError(f"There is no layer {given!r}.", _allowed(n_layers))
+        raise LayerError(f"There is no layer {clip(repr(given))}.", _allowed(n_layers))
     return int(text)
+
+
+def _is_decimal(text: str) -> bool:
+    return text.strip().isdecimal() and len(text) < 100  # Python reads no number of thousands of digits
 
 
 def _is_whole(value: object) -> bool:

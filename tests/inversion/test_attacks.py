@@ -13,6 +13,7 @@ from preimage.models import LanguageModel
 from preimage.prompts import PromptOptions, gather
 from preimage.states import States, noise_of
 from preimage.states.observation import rounding_cell, stored_type
+from support.bundles import manifest_of
 from support.tiny import NAMES, VOCABULARY, build, opt_with_projection, random_ids, tiny
 
 METHODS = ("fast", "sipit", "brute-force")
@@ -209,7 +210,7 @@ def test_a_budget_that_ends_before_rivals_are_tried_is_said() -> None:
 
 def test_the_manifest_is_no_source_of_tolerance(tmp_path: object) -> None:
     bundle = preimage.capture(tiny("llama"), [random_ids(4)], layers=2).save(f"{tmp_path}/b")
-    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest = manifest_of(bundle)
     manifest["noise_floor"] = {"2": 0.9}
     (bundle / "manifest.json").write_text(json.dumps(manifest))
     (found,) = preimage.invert(tiny("llama", seed=1), preimage.open_states(bundle))

@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from preimage.errors import PromptError, first_line
+from preimage.errors import PromptError, clip, first_line
 from preimage.prompts.tokens import Entry, Prompt
 
 # In this order: text is right under any tokenizer, ids only under the one that made them.
@@ -146,13 +146,8 @@ def _read_parquet(path: Path) -> Iterator[Entry]:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of an error's text, cut to a readable length, without the final stop."""
-    return clip(first_line(error)).rstrip(".")
-
-
-def clip(text: str) -> str:
-    """``text``, its middle left out beyond 300 characters: what was given may be a whole novel."""
-    return text if len(text) <= 300 else f"{text[:150]}…{text[-149:]}"
+    """The first line of an error's text, without the final stop."""
+    return first_line(error).rstrip(".")
 
 
 def _unreadable(path: Path, error: OSError) -> PromptError:

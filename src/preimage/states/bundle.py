@@ -5,6 +5,7 @@ The manifest is written last and renamed into place, so a folder with a manifest
 
 from __future__ import annotations
 
+import reprlib
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +16,8 @@ from preimage.layers import CONVENTION, Layer
 from preimage.observations import Observation
 from preimage.states.layout import Group, KeptPositions, Layout
 from preimage.states.states import DTYPES, States
-from preimage.storage import MANIFEST, SCHEMA, TENSORS, read_manifest, sha256_file, unusable, write_json
+from preimage.storage import MANIFEST, SCHEMA, TENSORS, read_manifest, seal, sha256_file, unusable, write_json
+from preimage.storage.locking import hold
 from preimage.storage.tensor_file import TensorFileReader, TensorFileWriter
 
 UNFINISHED = "capture"  # the run of a capture that is under way, beside the partial file
@@ -54,6 +56,26 @@ def prepare_folder(folder: Path) -> None:
     others = [name for name in names if name not in _OURS and not name.endswith(".partial")]
     if others:
         raise BundleError(f"{folder} holds other files, {others[0]} first.", "Give a new or empty folder.")
+    try:
+        if {TENSORS, UNFINISHED} <= set(names):
+            _reopen(folder)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+class _Visit:
+    """Has a folder to itself for as long as it lives."""
+
+
+def _reopen(folder: Path) -> None:
+    """Give the states of a capture that was killed before the manifest was there their first name again.
+
+    Its pieces are all listed as finished: it needs its manifest, and no pass.
+    """
+    visit = _Visit()
+    hold(folder / UNFINISHED, visit)
+    if not (folder / MANIFEST).exists():  # else whoever had the folder was about to finish, and did
+        (folder / TENSORS).replace(folder / (TENSORS + ".partial"))
 
 
 def finish_bundle(folder: Path, states: States, *, withhold_ids: bool) -> None:
@@ -66,7 +88,9 @@ def finish_bundle(folder: Path, states: States, *, withhold_ids: bool) -> None:
     partial.replace(folder / TENSORS)
     if (run / _RECORD).exists():
         (run / _RECORD).replace(folder / _RECORD)
-    write_json(folder / MANIFEST, manifest)
+    write_json(folder / MANIFEST, seal(manifest))
+    for begun in folder.glob(f"{MANIFEST}.*.partial"):  # by processes that were killed
+        begun.unlink(missing_ok=True)
     shutil.rmtree(run, ignore_errors=True)
 
 
@@ -114,7 +138,10 @@ def open_bundle(folder: Path, manifest: dict[str, Any], *, verify: bool = True) 
         dtype = DTYPES[manifest["dtype"]]
         token_ids, model = _token_ids(manifest["token_ids"], layout), _model(manifest["model"])
         observation = _observation(manifest.get("observation"), layout)  # preimage/2 had no such field
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        prompts = manifest.get("prompts")
+        if not isinstance(prompts, dict | None):
+            raise ValueError("its prompts are not a source and its options")
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise unusable(folder, error) from error
     tensors = folder / TENSORS
     if verify and sha256_file(tensors) != manifest["checksums"][TENSORS]:
@@ -122,7 +149,6 @@ def open_bundle(folder: Path, manifest: dict[str, Any], *, verify: bool = True) 
     reader = TensorFileReader(tensors)
     if reader.shapes != layout.names() or set(reader.dtypes.values()) != {dtype}:
         raise BundleError(f"{tensors} and its manifest disagree.", "Make the bundle again.")
-    prompts = manifest.get("prompts")
     return States(
         layout, reader, token_ids=token_ids, model=model, noise_floor=floor, dtype=dtype, prompts=prompts,
         observation=observation,
@@ -130,20 +156,34 @@ def open_bundle(folder: Path, manifest: dict[str, Any], *, verify: bool = True) 
 
 
 def _layout(manifest: dict[str, Any]) -> Layout:
-    groups = tuple(Group(int(g["length"]), tuple(g["prompts"])) for g in manifest["groups"])
+    groups = tuple(Group(_whole(g["length"]), tuple(map(_whole, g["prompts"]))) for g in manifest["groups"])
     members = sorted(i for group in groups for i in group.prompts)
-    if members != list(range(len(members))):
+    if members != list(range(len(members))) or not all(group.prompts for group in groups):
         raise ValueError("its groups do not number the prompts 0..n-1")
+    if manifest["positions"] == "all" and not all(group.length for group in groups):
+        raise ValueError("it has prompts without a position")
     if manifest["positions"] not in get_args(KeptPositions):
         raise ValueError(
-            f"positions {manifest['positions']!r} is none of {', '.join(get_args(KeptPositions))}"
+            f"positions {reprlib.repr(manifest['positions'])} is none of {', '.join(get_args(KeptPositions))}"
         )
     layers = tuple(_layer(layer) for layer in manifest["layers"])
-    return Layout(groups, layers, manifest["positions"], int(manifest["d_model"]))
+    if len(set(layers)) < len(layers):
+        raise ValueError("it has a layer twice")
+    return Layout(groups, layers, manifest["positions"], _whole(manifest["d_model"]))
 
 
-def _layer(value: int | str) -> Layer:
-    return "final" if value == "final" else int(value)
+def _whole(value: Any) -> int:
+    """A number 0, 1, 2 …, and nothing that could be read as one."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{reprlib.repr(value)} is none of its counts")
+    return value
+
+
+def _layer(value: Any) -> Layer:
+    """A layer; the keys of a json object are text."""
+    if isinstance(value, str):
+        return "final" if value == "final" else _whole(int(value))
+    return _whole(value)
 
 
 def _observation(where: Any, layout: Layout) -> Observation:
@@ -164,7 +204,7 @@ def _observation(where: Any, layout: Layout) -> Observation:
 
 def _floor(value: Any) -> float:
     if not 0 <= float(value) < 1:  # a relative difference; NaN is neither
-        raise ValueError(f"a noise floor of {value!r} is none")
+        raise ValueError(f"a noise floor of {reprlib.repr(value)} is none")
     return float(value)
 
 
@@ -190,4 +230,7 @@ def unwritable(folder: Path, error: OSError | UnwritableError) -> StatesError:
     """What is said where the disk is full, read-only or gone."""
     cause = error.__cause__ if isinstance(error, UnwritableError) else error
     reason = getattr(cause, "strerror", None) or cause
-    return BundleError(f"{folder} cannot be written: {reason}.", "Give another folder.")
+    return BundleError(
+        f"{folder} cannot be written: {reason}.",
+        "Make room and rerun the same command, which continues, or give another folder.",
+    )

@@ -8,6 +8,7 @@ from preimage.storage.files import (
     plain,
     read_json,
     replacing,
+    sha256_document,
     sha256_file,
     write_bytes,
     write_json,
@@ -15,7 +16,7 @@ from preimage.storage.files import (
     write_tensors,
     write_text,
 )
-from preimage.storage.manifest import MANIFEST, TENSORS, read_manifest, unusable
+from preimage.storage.manifest import MANIFEST, TENSORS, read_manifest, seal, unusable
 from preimage.storage.plans import differences, require_same
 from preimage.storage.records import processor, record
 from preimage.storage.run import Run, inside
@@ -40,6 +41,8 @@ __all__ = [
     "record",
     "replacing",
     "require_same",
+    "seal",
+    "sha256_document",
     "sha256_file",
     "unusable",
     "write_bytes",

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from preimage.errors import RunFolderError, UnwritableError
+from preimage.errors import RunFolderError, UnwritableError, first_line
 
 SCHEMA = "preimage/6"  # of everything that is written; a change of any format raises it
 # Whose bundles and lenses are still read: in 1 one field had another name, in 2 all states were residual,
@@ -46,8 +46,8 @@ def read_json(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict):
             raise ValueError("it is not a json object")
-    except (ValueError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+    except (ValueError, OSError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else first_line(error)
         raise RunFolderError(f"{path} cannot be read: {reason}.", "Give another folder.") from error
     return document
 
@@ -115,6 +115,12 @@ def copy_hashed(source: Path, target: Path, most: int) -> tuple[int, str]:
             writing.write(chunk)
             left -= len(chunk)
     return most - left, digest.hexdigest()
+
+
+def sha256_document(document: Any) -> str:
+    """Checksum of what json keeps of a value, whatever the order of its fields and the spaces between."""
+    text = json.dumps(plain(document), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sha256_file(path: Path) -> str:

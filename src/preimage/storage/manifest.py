@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from pathlib import Path
 from typing import Any
 
-from preimage.errors import BundleError
-from preimage.storage.files import BEFORE, SCHEMA
+from preimage.errors import BundleError, first_line
+from preimage.storage.files import BEFORE, SCHEMA, sha256_document
 
 TENSORS = "states.safetensors"
 MANIFEST = "manifest.json"
@@ -15,7 +16,7 @@ _MAX_BYTES = 1 << 30  # a manifest is ids and numbers, never more
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a bundle, once its schema is known and its tensor file has the size it names."""
+    """The manifest of a bundle, once its schema is known, and its checksum and its file's size are right."""
     path = folder / MANIFEST
     if not path.is_file():
         hint = "Give a folder made by `preimage capture --out`."
@@ -28,19 +29,32 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         schema = manifest.get("schema") if isinstance(manifest, dict) else None
         if schema not in (SCHEMA, *BEFORE):
-            raise ValueError(f"its schema is {schema!r}, not {SCHEMA!r}")
-        size, _ = manifest["bytes"], manifest["checksums"][TENSORS]
+            raise ValueError(f"its schema is {reprlib.repr(schema)}, not {SCHEMA!r}")
+        size, sums = manifest["bytes"], manifest["checksums"]
+        if set(sums) not in ({TENSORS}, {TENSORS, MANIFEST}):  # of itself it has none in older bundles
+            raise ValueError(f"its checksums are {reprlib.repr(sums)}")
+        whole = MANIFEST not in sums or sums[MANIFEST] == seal(manifest)["checksums"][MANIFEST]
+        if type(size) is not int:
+            raise ValueError(f"its bytes are {reprlib.repr(size)}")
         if schema == BEFORE[0] and manifest["model"]:
             manifest["model"]["files_hash"] = manifest["model"].pop("checkpoint", None)
-    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise unusable(folder, error) from error
+    if not whole:
+        raise BundleError(f"{path} fails its checksum.", "Copy or capture it again.")
     _check_size(folder / TENSORS, size)
     return manifest
 
 
+def seal(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest with a checksum of everything else in it among its checksums."""
+    others = {name: value for name, value in manifest["checksums"].items() if name != MANIFEST}
+    return manifest | {"checksums": {**others, MANIFEST: sha256_document(manifest | {"checksums": others})}}
+
+
 def unusable(folder: Path, error: Exception) -> BundleError:
     """What is said of a manifest that is damaged or contradicts itself."""
-    reason = f"it has no {error}" if isinstance(error, KeyError) else error
+    reason = f"it has no {first_line(error)}" if isinstance(error, KeyError) else first_line(error)
     return BundleError(
         f"{folder / MANIFEST} cannot be used: {reason}.", "Make the bundle again with this version."
     )

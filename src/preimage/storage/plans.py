@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from preimage.errors import RunFolderError
+from preimage.errors import RunFolderError, clip, shown
 
 _DIGEST = re.compile(r"[0-9a-f]{40,}")
 _SHOWN = 60  # characters of a value
@@ -30,7 +30,8 @@ def require_same(place: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) 
     changed = differences(begun, now)
     if changed:
         raise RunFolderError(
-            f"{place} was begun with {changed}.", "Rerun the first command, or give another folder."
+            f"{place} was begun with {clip(changed, 1000)}.",
+            "Rerun the first command, or give another folder.",
         )
 
 
@@ -46,7 +47,7 @@ def _change(begun: Any, now: Any) -> _Change | None:
     if isinstance(begun, Mapping) and isinstance(now, Mapping):
         inside = {field: _change(begun.get(field), now.get(field)) for field in {**now, **begun}}
         told = _sayable({field: change for field, change in inside.items() if change})
-        together = _Change(", ".join(f"{field} {change}" for field, change in told.items()))
+        together = _Change(", ".join(f"{shown(field)} {change}" for field, change in told.items()))
         together.digest = all(change.digest for change in told.values())
         return together
     together = _Change(f"{_short(begun)}, now {_short(now)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 import types
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
@@ -10,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from preimage.errors import RunFolderError
+from preimage.errors import RunFolderError, first_line
 from preimage.storage.files import SCHEMA, read_json, write_json
 
 _PLAIN = (int, str, bool)
@@ -42,10 +43,10 @@ class Saved:
         try:
             for name, expected in (("kind", cls._kind), ("schema", SCHEMA)):
                 if document.get(name) != expected:
-                    raise ValueError(f"its {name} is {document.get(name)!r}, not {expected!r}")
+                    raise ValueError(f"its {name} is {reprlib.repr(document.get(name))}, not {expected!r}")
             return cls.from_dict(document)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            reason = f"it has no {error}" if isinstance(error, KeyError) else error
+            reason = f"it has no {first_line(error)}" if isinstance(error, KeyError) else first_line(error)
             raise RunFolderError(
                 f"{path} is not a saved {cls._kind}: {reason}.", "Give a file that .save(path) wrote."
             ) from error
@@ -60,7 +61,7 @@ def decode(kind: Any, value: Any) -> Any:
         return _decode_union(inner, value)
     if origin in (tuple, list, Sequence):
         if not isinstance(value, list | tuple):
-            raise TypeError(f"{value!r} is not a list")
+            raise TypeError(f"{reprlib.repr(value)} is not a list")
         each = inner if origin is tuple and inner[-1] is not ... else inner[:1] * len(value)
         decoded = [decode(one, part) for one, part in zip(each, value, strict=True)]
         return decoded if origin is list else tuple(decoded)
@@ -70,7 +71,7 @@ def decode(kind: Any, value: Any) -> Any:
         return math.nan
     wanted = (int, float) if kind is float else kind if kind in _PLAIN else object
     if not isinstance(value, wanted) or (origin is Literal and value not in inner):
-        raise TypeError(f"{value!r} is not of type {kind}")
+        raise TypeError(f"{reprlib.repr(value)} is not of type {kind}")
     return value
 
 
@@ -98,7 +99,7 @@ def _decode_union(kinds: Sequence[Any], value: Any) -> Any:
             return decode(kind, value)
         except (AttributeError, KeyError, TypeError, ValueError):
             continue
-    raise TypeError(f"{value!r} is none of {', '.join(map(str, kinds))}")
+    raise TypeError(f"{reprlib.repr(value)} is none of {', '.join(map(str, kinds))}")
 
 
 def _decode_key(kind: Any, key: Any) -> Any:

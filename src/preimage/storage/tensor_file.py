@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from preimage.errors import StatesError
+from preimage.errors import StatesError, first_line
 
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _TYPES = {name: dtype for dtype, name in _NAMES.items()}
@@ -62,6 +62,7 @@ class TensorFileReader:
     """Named tensors of a safetensors file, read row by row. Damaged and hostile files are refused."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             self._file = safe_open(path, framework="pt")
             slices = {
@@ -71,20 +72,29 @@ class TensorFileReader:
             self.shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
             self.dtypes = {name: _TYPES.get(part.get_dtype()) for name, part in slices.items()}
         except (SafetensorError, OSError, ValueError) as error:
-            raise StatesError(
-                f"{path} cannot be read as safetensors: {error}.",
-                "The file is damaged or not safetensors; make it again.",
-            ) from error
+            raise self._unreadable(error) from error
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows start..stop of a tensor, and no others, in memory."""
-        part: Tensor = self._file.get_slice(name)[start:stop]
+        try:
+            part: Tensor = self._file.get_slice(name)[start:stop]
+        except SafetensorError as error:  # numbers of a type that torch does not have
+            raise self._unreadable(error) from error
         return part
 
     def number(self, name: str) -> Tensor:
         """A tensor without axes."""
-        one: Tensor = self._file.get_tensor(name)
+        try:
+            one: Tensor = self._file.get_tensor(name)
+        except SafetensorError as error:
+            raise self._unreadable(error) from error
         return one
+
+    def _unreadable(self, error: Exception) -> StatesError:
+        return StatesError(
+            f"{self._path} cannot be read as safetensors: {first_line(error).rstrip('.')}.",
+            "The file is damaged or not safetensors; make it again.",
+        )
 
 
 def file_bytes(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> int:

@@ -8,11 +8,12 @@ same in half precision, quantised, or tuned a little. Whether they are, the stat
 from __future__ import annotations
 
 import json
-import math
 import re
 import reprlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from preimage.errors import ModelError, OptionError
+from preimage.errors import ModelError, OptionError, first_line
 from preimage.inversion.proposers.features import features_width
 from preimage.inversion.proposers.lens import Lens, LensShape
 from preimage.layers import Layer, parse_layers
@@ -35,6 +36,8 @@ _SHIPPED = resources.files("preimage") / "inversion" / "lenses"
 _PROBE = 16  # tokens whose states tell models apart
 _RANKS = {"rank0", "within8", "within64", "worst", "first"}  # what is said of each kind of held-out text
 _MOST_LAYERS = 10_000
+_MOST_WIDE = 2**24  # rows, columns or tokens
+_MAY_BE_NONE = ("neighbours", "key_hidden", "prior")  # parts that a lens may be without
 _ALIKE = 0.3  # by how much of their length states of almost the same weights differ at most
 _served: WeakKeyDictionary[LanguageModel, dict[tuple[object, ...], bool]] = WeakKeyDictionary()
 
@@ -108,7 +111,7 @@ def read_info(path: Path) -> LensInfo:
         with safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()["about"])
         if about["schema"] not in (SCHEMA, *BEFORE) or about["kind"] != "lens":
-            raise ValueError(f"its schema is {about['schema']!r}")
+            raise ValueError(f"its schema is {reprlib.repr(about['schema'])}")
         facts = read_facts(about, "ranks")
         training = checked(about, "training", lambda value: isinstance(value, dict))
         return LensInfo(**vars(facts), path=path, shape=_shape(about["shape"]), training=training)
@@ -142,9 +145,12 @@ def read_weights(info: LensInfo) -> Lens:
             stored = {name: file.get_tensor(name) for name in file.keys() if name != "probe"}  # noqa: SIM118  # not a mapping
         for name, value in list(stored.items()):
             if value.dtype == torch.int8:
-                stored[name] = value.float() * stored.pop(name + ".step")[:, None]
+                step = stored.pop(name + ".step")
+                if value.ndim != 2 or tuple(step.shape) != (len(value),):  # else few numbers make many
+                    raise ValueError(f"{reprlib.repr(name)} has no step a row")
+                stored[name] = value.float() * step[:, None]
         lens.load_state_dict({name: value.float() for name, value in stored.items()}, assign=True)
-    except (SafetensorError, KeyError, IndexError, RuntimeError) as error:
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise _no_lens(info.path, "its tensors are not those of its shape") from error
     return lens.eval().requires_grad_(False)
 
@@ -304,14 +310,20 @@ def _are_ranks(value: Any) -> bool:
     return all(
         isinstance(row, dict)
         and row.keys() >= _RANKS
-        and all(isinstance(share, float | int) and math.isfinite(share) for share in row.values())
+        and all(isinstance(share, float | int) and abs(share) <= sys.float_info.max for share in row.values())
         for row in rows
     )
 
 
 def _shape(about: Any) -> LensShape:
     """Sizes of a lens as its file states them."""
-    return LensShape(**{name: checked(about, name, is_whole) for name in about})
+
+    def is_size(least: int, value: Any) -> bool:
+        return is_whole(value) and least <= value <= _MOST_WIDE
+
+    return LensShape(
+        **{name: checked(about, name, partial(is_size, name not in _MAY_BE_NONE)) for name in about}
+    )
 
 
 def _tap(about: Any) -> Tap:
@@ -336,4 +348,5 @@ def lens_name(tap: Tap) -> str:
 
 
 def _no_lens(path: Path, reason: object) -> ModelError:
-    return ModelError(f"{path} is not a lens: {reason}.", "Train one with `preimage lens train`.")
+    words = first_line(reason) if isinstance(reason, Exception) else reason
+    return ModelError(f"{path} is not a lens: {words}.", "Train one with `preimage lens train`.")
