@@ -7,6 +7,7 @@ order. An :class:`Observation` says which; candidates are seen the same way befo
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -78,7 +79,7 @@ class Observation:
         ):
             if value not in allowed:
                 names = ", ".join(str(one) for one in allowed if one is not None)
-                raise OptionError(f"{name} {value!r} is not known.", f"Use {names}.")
+                raise OptionError(f"{name} {reprlib.repr(value)} is not known.", f"Use {names}.")
         if self.rotary == "before" and self.place not in ("keys", "kv"):
             raise OptionError(f"{self.place} has no rotary positions.", "Give rotary for keys or kv alone.")
         known = self.kept is not None or self.rotation is not None
@@ -98,7 +99,9 @@ class Observation:
     def _check_at(self, at: tuple[int, ...]) -> None:
         ascending = all(isinstance(one, int) and one >= 0 for one in at) and list(at) == sorted(set(at))
         if not at or not ascending:
-            raise OptionError(f"Positions {at!r} are not ascending.", "Count them from 0, each once.")
+            raise OptionError(
+                f"Positions {reprlib.repr(at)} are not ascending.", "Count them from 0, each once."
+            )
         if self.positions != "all" or self.permuted or self.rotated:
             raise OptionError(
                 "Some positions alone need their states as the model has them, one a position.",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -18,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from preimage.errors import LayerError, StatesError, first_line
+from preimage.errors import LayerError, StatesError, first_line, shown
 from preimage.states.scales import is_beside, multiplied, scale_of, zero_of
 from preimage.storage.tensor_file import TensorFileReader
 
 MASKS = ("attention_mask", "mask")  # names by which a mask is known
 _GROWTH = 100  # numbers do not compress so well; a file that grows so much was made to fill the memory
 # Names that say a layer, such as hidden_states.15, layer_15 and 15; those of modules count from 0 and do not.
-_NUMBERED = re.compile(r"(hidden_states?[._/-]?|layers?[._/-]?)?0*(\d+|final)", re.IGNORECASE)
+_NUMBERED = re.compile(r"(hidden_states?[._/-]?|layers?[._/-]?)?0*([0-9]{1,9}|final)", re.IGNORECASE)
 # A tensor, or several: prompts of several lengths, all of hidden_states, or the keys and values of a cache.
 Held: TypeAlias = Tensor | list[Any]
 
@@ -85,13 +84,13 @@ def _decoded(path: Path, held: _Named, name: str, scale_key: str | None) -> Held
     """The states of a name; codes are multiplied by the scales beside them."""
     found = held.get(name)
     if isinstance(found, Tensor) and not found.ndim:
-        raise StatesError(f"{name!r} is a single number.", "Give positions x d_model.")
+        raise StatesError(f"{shown(name)} is a single number.", "Give positions x d_model.")
     scale = scale_key or scale_of(name, held.names)
     if scale_key is not None and scale_key not in held.names:
         raise StatesError(f"{path.name} holds no tensor {scale_key!r}.", _name_one(held.names, "--scale-key"))
     if scale is None or not isinstance(found, Tensor) or found.dtype.itemsize > 1:
         if scale_key is not None:
-            raise StatesError(f"{name!r} holds no codes of 8 bits.", "Leave out --scale-key.")
+            raise StatesError(f"{shown(name)} holds no codes of 8 bits.", "Leave out --scale-key.")
         return found
     zero = zero_of(name, held.names)
     parts = [None if one is None else held.get(one) for one in (scale, zero)]
@@ -123,7 +122,7 @@ def _choose(
         return candidates[0]
     said = {name: match.groups() for name in candidates if (match := _NUMBERED.fullmatch(name))}
     layers = {int(number) for kind, number in said.values() if number.isdecimal() and _is_hidden(kind)}
-    whole = len(layers) > 1 and layers == set(range(max(layers) + 1))  # all of outputs.hidden_states
+    whole = len(layers) == max(layers, default=0) + 1 > 1  # all of outputs.hidden_states
     fitting = [
         name
         for name, (kind, number) in said.items()
@@ -135,7 +134,7 @@ def _choose(
     kind, number = said[fitting[0]]
     if whole and _is_hidden(kind) and layer != "final" and int(number) == max(layers):
         raise LayerError(
-            f"{fitting[0]} is the last of hidden_states: what leaves the final norm.",
+            f"{shown(fitting[0])} is the last of hidden_states: what leaves the final norm.",
             "Ask for layer final, or name it with --key.",
         )
     return fitting[0]
@@ -146,7 +145,7 @@ def _is_hidden(kind: str | None) -> bool:
 
 
 def _name_one(names: list[str], option: str) -> str:
-    listed = ", ".join(names[:8]) or "none"
+    listed = ", ".join(map(shown, names[:8])) or "none"
     return f"Name one of {listed}{' …' if len(names) > 8 else ''} with {option}."
 
 
@@ -165,7 +164,7 @@ def _from_npy(path: Path) -> Tensor:
         with np.errstate(over="raise"):  # a shape the file cannot hold fails here, before any memory
             array = np.lib.format.open_memmap(path, mode="r")
         return _own(array)
-    except (ValueError, OSError, TypeError, ArithmeticError) as error:
+    except Exception as error:  # headers are Python's literals, and its parser stumbles in many ways
         raise _no_array(path, error) from error
 
 
@@ -174,7 +173,7 @@ def _from_npz(path: Path) -> _Named:
         with zipfile.ZipFile(path) as archive:
             _check_growth(path, archive)
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+    except Exception as error:  # whatever a stranger's archive makes its readers stumble over
         raise _no_array(path, error) from error
 
     def get(name: str) -> Tensor:
@@ -188,15 +187,10 @@ def _from_npz(path: Path) -> _Named:
                     raise ValueError(f"its shape {shape} is not what it holds")
             with np.load(path, allow_pickle=False) as arrays:
                 return _own(arrays[name])
-        except _DAMAGED as error:
+        except Exception as error:  # as above
             raise _no_array(path, error) from error
 
     return _Named(sorted(members), get)
-
-
-# What reading a damaged or hostile archive may raise.
-_DAMAGED = (ValueError, OSError, TypeError, ArithmeticError, KeyError, EOFError, MemoryError,
-            NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)  # fmt: skip
 
 
 def _own(array: Any) -> Tensor:

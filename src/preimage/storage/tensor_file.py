@@ -21,6 +21,7 @@ from preimage.errors import StatesError, first_line
 
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _TYPES = {name: dtype for dtype, name in _NAMES.items()}
+_UNREADABLE = (SafetensorError, RuntimeError)  # numbers of a type that torch does not have, or packs in bytes
 
 
 class TensorFileWriter:
@@ -78,7 +79,7 @@ class TensorFileReader:
         """Rows start..stop of a tensor, and no others, in memory."""
         try:
             part: Tensor = self._file.get_slice(name)[start:stop]
-        except SafetensorError as error:  # numbers of a type that torch does not have
+        except _UNREADABLE as error:
             raise self._unreadable(error) from error
         return part
 
@@ -86,7 +87,7 @@ class TensorFileReader:
         """A tensor without axes."""
         try:
             one: Tensor = self._file.get_tensor(name)
-        except SafetensorError as error:
+        except _UNREADABLE as error:
             raise self._unreadable(error) from error
         return one
 

@@ -260,7 +260,7 @@ def _is_kin(info: LensInfo, model: LanguageModel) -> bool:
     try:
         with safe_open(info.path, framework="pt") as file:
             theirs = file.get_tensor("probe").float()
-    except SafetensorError:  # of before there were any
+    except (SafetensorError, RuntimeError):  # of before there were any, or no numbers that torch has
         return False
     ours = probe(model, info.tap).float()
     if theirs.shape != ours.shape:

@@ -1,0 +1,271 @@
+"""Cases that a search found, cut down to what they need: each ended in a traceback, or in far too much."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import struct
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import preimage
+from fuzz import seeds
+from preimage.errors import BundleError, LayerError, ModelError, OptionError, RunFolderError, StatesError
+from preimage.inversion import Inversion
+from preimage.inversion.proposers.lens_files import given_lens, read_info, read_weights
+from preimage.layers import parse_layer, parse_layers
+from preimage.observations import Observation
+from preimage.states import read_states_file
+from preimage.states.layout import Group, Layout
+from preimage.storage import read_json
+from preimage.storage.plans import require_same
+from support.bundles import manifest_of, npy, sha
+from support.refusing import refused
+
+NOVEL = "x" * 5000
+HUGE = 10**400  # json has it, and no float
+DEEP = '{"a":[' * 3000
+
+
+# Manifests of bundles
+
+
+def whole(_: Any) -> None:
+    """The manifest as it is, which has to be accepted."""
+
+
+MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a prompt of one and a half tokens": lambda m: m["groups"][0].update(length=3.5),
+    "prompts numbered by floats": lambda m: m["groups"][0].update(prompts=[0.0, 1.0]),
+    "a width in words": lambda m: m.update(d_model="16"),
+    "a layer twice": lambda m: m.update(layers=[2, "2"]),
+    "half a layer": lambda m: m.update(layers=[2.5]),
+    "noise beyond any float": lambda m: m.update(noise_floor={"2": HUGE}),
+    "prompts that are no source": lambda m: m.update(prompts="a"),
+    "positions as a novel": lambda m: m.update(positions=NOVEL),
+    "a schema as a novel": lambda m: m.update(schema=NOVEL),
+    "a place as a novel": lambda m: m.update(observation={"place": NOVEL}),
+}
+
+
+@pytest.mark.parametrize("change", MANIFESTS.values(), ids=MANIFESTS)
+def test_a_manifest(change: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
+    folder = preimage.States.from_tensor(torch.ones(2, 3, 16), 2).save(tmp_path / "b")
+    manifest = manifest_of(folder)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert len(preimage.open_states(folder)) == 2
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    refused(BundleError, lambda: preimage.open_states(folder))
+
+
+def write_bundle(folder: Path, **changes: Any) -> Path:
+    """A bundle of two prompts whose file has just what its manifest says, whatever that is."""
+    preimage.States.from_tensor(torch.ones(2, 3, 16), 2).save(folder)
+    manifest = manifest_of(folder) | changes
+    groups = tuple(Group(group["length"], tuple(group["prompts"])) for group in manifest["groups"])
+    layout = Layout(groups, tuple(manifest["layers"]), manifest["positions"], manifest["d_model"])
+    path = folder / "states.safetensors"
+    save_file({name: torch.ones(shape) for name, shape in layout.names().items()}, path)
+    manifest |= {"bytes": path.stat().st_size, "checksums": {path.name: sha(path)}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+TWO = {"length": 3, "prompts": [0, 1]}
+CONSISTENT: dict[str, dict[str, Any]] = {
+    "a group without prompts": {"groups": [TWO, {"length": 1, "prompts": []}]},
+    "prompts without a position": {"groups": [{"length": 0, "prompts": [0, 1]}]},
+    "prompts that are numbered by truth": {"groups": [{"length": 3, "prompts": [False, True]}]},
+}
+
+
+@pytest.mark.parametrize("changes", CONSISTENT.values(), ids=CONSISTENT)
+def test_a_bundle_that_agrees_with_itself(changes: dict[str, Any], tmp_path: Path) -> None:
+    assert len(preimage.open_states(write_bundle(tmp_path / "whole"))) == 2
+    folder = write_bundle(tmp_path / "b", **changes)
+    refused(BundleError, lambda: preimage.open_states(folder))
+
+
+# Lenses
+
+
+@pytest.fixture
+def lens(tmp_path: Path) -> Path:
+    """The file of a lens for the model of the seeds."""
+    path = tmp_path / "l.safetensors"
+    path.write_bytes(seeds.lenses(tmp_path)[0])
+    return path
+
+
+def change_lens(
+    path: Path,
+    about: Callable[[dict[str, Any]], object] = whole,
+    tensors: Callable[[dict[str, torch.Tensor]], object] = whole,
+) -> None:
+    """Write a lens again, with something else in it."""
+    with safe_open(path, framework="pt") as file:
+        said = json.loads(file.metadata()["about"])
+    held = load_file(path)
+    about(said)
+    tensors(held)
+    save_file(held, path, {"about": json.dumps(said)})
+
+
+LENSES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a share beyond any float": lambda a: a["ranks"]["text"].update(rank0=HUGE),
+    "no rank at all": lambda a: a["shape"].update(rank=0),
+    "more neighbours than positions": lambda a: a["shape"].update(neighbours=2**62),
+    "a schema as a novel": lambda a: a.update(schema=NOVEL),
+    "a size that lenses have not": lambda a: a["shape"].update({NOVEL: 1}),
+}
+
+
+@pytest.mark.parametrize("change", LENSES.values(), ids=LENSES)
+def test_what_a_lens_says(change: Callable[[dict[str, Any]], object], lens: Path) -> None:
+    change_lens(lens)
+    read_weights(read_info(lens))
+    change_lens(lens, change)
+    refused(ModelError, lambda: read_weights(read_info(lens)))
+
+
+def test_few_numbers_of_a_lens_are_not_made_many(lens: Path) -> None:
+    def one_for_all(held: dict[str, torch.Tensor]) -> None:
+        name = next(name for name, value in held.items() if value.dtype == torch.int8)
+        held[name] = torch.ones(3000, dtype=torch.int8)  # times a step a row: 3000 x 3000
+        held[f"{name}.step"] = torch.ones(3000)
+
+    change_lens(lens, tensors=one_for_all)
+    error = refused(ModelError, lambda: read_weights(read_info(lens)))
+    assert "no step a row" in str(error.__cause__)  # refused before they are multiplied
+
+
+def test_a_probe_of_no_numbers_that_torch_has(lens: Path) -> None:
+    raw = lens.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    probe = header["probe"]
+    probe |= {"dtype": "F4", "shape": [*probe["shape"][:-1], 4 * probe["shape"][-1]]}
+    about = json.loads(header["__metadata__"]["about"])
+    header["__metadata__"]["about"] = json.dumps(about | {"weight_hash": "0" * 64})
+    text = json.dumps(header).encode()
+    lens.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+    refused(ModelError, lambda: given_lens(lens, seeds.model(), seeds.LAYER))
+
+
+# Tensors
+
+
+def write_tensors(path: Path, **entries: tuple[str, list[int], int]) -> Path:
+    """A safetensors file of zeros: names with their type, shape and number of bytes."""
+    header, end = {}, 0
+    for name, (dtype, shape, size) in entries.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+    return path
+
+
+@pytest.mark.parametrize("shape", [[2, 4, 16], [16]], ids=str)
+@pytest.mark.parametrize(("dtype", "bits"), [("F4", 4), ("F6_E2M3", 6)])
+def test_numbers_of_a_type_that_torch_has_not(
+    dtype: str, bits: int, shape: list[int], tmp_path: Path
+) -> None:
+    size = math.prod(shape) * bits // 8
+    path = write_tensors(tmp_path / "t.safetensors", h=(dtype, shape, size))
+    refused(StatesError, lambda: preimage.states_from(read_states_file(path).states, seeds.model(), 2))
+
+
+NAMES: dict[str, list[str]] = {
+    "a layer of thousands of digits": ["hidden_states.0", f"hidden_states.{'9' * 5000}"],
+    "a layer that needs all memory": ["hidden_states.0", "hidden_states.999999999"],
+    "names of several lines": ["a\nb", "c"],
+    "names as novels": [NOVEL, "c"],
+    "names that write on the terminal": ["\x1b[2J", "c"],
+}
+
+
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+def test_names_of_tensors(names: list[str], tmp_path: Path) -> None:
+    path = write_tensors(tmp_path / "t.safetensors", **{name: ("F32", [1, 16], 64) for name in names})
+    error = refused(StatesError, lambda: read_states_file(path, layer=1))
+    assert str(error).isprintable()
+
+
+HEADERS: dict[str, bytes] = {
+    "an open bracket": b"{'descr'",
+    "nested beyond recursion": b"-" * 4000 + b"1",
+    "brackets without end": b"(" * 5000,
+    "indented anew": b"  1\n 2",
+    "a number of thousands of digits": b"9" * 5000,
+}
+
+
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+def test_headers_of_arrays(header: bytes, tmp_path: Path) -> None:
+    raw = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(64)
+    path = tmp_path / "t.npy"
+    path.write_bytes(raw)
+    refused(StatesError, lambda: read_states_file(path))
+    with zipfile.ZipFile(tmp_path / "t.npz", "w") as archive:
+        archive.writestr("h.npy", raw)
+    refused(StatesError, lambda: read_states_file(tmp_path / "t.npz"))
+
+
+def test_an_archive_of_a_later_version(tmp_path: Path) -> None:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("h.npy", npy(np.ones((2, 16), "f4")))
+    raw = bytearray(made.getvalue())
+    raw[raw.index(b"PK\x01\x02") + 6] = 109  # the version needed to extract
+    (tmp_path / "t.npz").write_bytes(raw)
+    refused(StatesError, lambda: read_states_file(tmp_path / "t.npz"))
+
+
+# Results and plans
+
+
+DOCUMENTS: dict[str, str] = {
+    "nested beyond recursion": DEEP,
+    "a kind as a novel": json.dumps({"kind": NOVEL}),
+}
+
+
+@pytest.mark.parametrize("text", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_a_saved_result(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    refused(RunFolderError, lambda: Inversion.load(path))
+
+
+def test_a_document_nested_beyond_recursion(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(DEEP)
+    refused(RunFolderError, lambda: read_json(tmp_path / "run.json"))
+
+
+@pytest.mark.parametrize("name", [NOVEL, "\n", "\x1b[2J"], ids=["novel", "line", "terminal"])
+def test_a_plan_with_fields_of_any_name(name: str, tmp_path: Path) -> None:
+    error = refused(RunFolderError, lambda: require_same(tmp_path, {"plan": {name: 1}}, {"plan": {"a": 1}}))
+    assert str(error).isprintable()
+
+
+# Options
+
+
+def test_layers_and_positions_of_thousands_of_digits() -> None:
+    for text in ("9" * 5000, f"0-{'9' * 5000}", f"{'9' * 5000}-0", NOVEL, f"{NOVEL}-{NOVEL}"):
+        refused(LayerError, partial(parse_layers, text, 3))
+        refused(LayerError, partial(parse_layer, text, 3))
+    refused(OptionError, lambda: Observation(at=(*range(1000), 0)))
+    refused(OptionError, lambda: Observation(NOVEL))
