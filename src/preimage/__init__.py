@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from preimage.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from preimage.cluster import Cluster
     from preimage.collisions import (
         CollisionAudit,
         CollisionOptions,

@@ -67,6 +67,12 @@ class RunFolderError(PreimageError):
     code = "bad_run_folder"
 
 
+class ClusterError(PreimageError):
+    """A cluster cannot be used, or its workers cannot do what they were given."""
+
+    code = "bad_cluster"
+
+
 class MissingExtraError(PreimageError):
     """An optional dependency is not installed."""
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-import preimage
-from preimage.collisions import audit, continuations
+from preimage.collisions import audit, layer_audit, prefixes
 from preimage.collisions.result import Spacing
-from preimage.states import States
+from preimage.states import States, capture_for_run
 from support.collisions import search
 
 
@@ -25,10 +24,10 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[States]:
     kept: list[States] = []
 
     def keep(*args: Any, **kwargs: Any) -> States:
-        kept.append(preimage.capture(*args, **kwargs))
+        kept.append(capture_for_run(*args, **kwargs))
         return kept[-1]
 
-    monkeypatch.setattr(audit, "capture", keep)
+    monkeypatch.setattr(audit, "capture_for_run", keep)
     return kept
 
 
@@ -44,7 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many sets of states were compared, counted from now on."""
     count: list[int] = []
-    for module in (audit, continuations):
+    for module in (layer_audit, prefixes):
         original = module.measure_spacing
 
         def counted(*args: Any, original: Any = original) -> Spacing:

@@ -19,7 +19,6 @@ from pyarrow import parquet
 import preimage
 from preimage.errors import RunFolderError
 from preimage.storage import Run
-from preimage.storage import run as storage_run
 from support.collisions import GIVEN, PROMPTS, Stopped, lines, results_of, search, stop_at
 from support.refusing import refused
 from support.tiny import build, tiny
@@ -43,7 +42,7 @@ def test_a_run_folder_holds_what_the_search_returns(whole: Path, compared: list[
         "run.json",
     ]
     saved = json.loads((whole / "run.json").read_text())
-    assert (saved["schema"], saved["command"], saved["state"]) == ("preimage/6", "collisions", "done")
+    assert (saved["schema"], saved["command"], saved["state"]) == ("preimage/7", "collisions", "done")
     audit = preimage.find_collisions(tiny("llama"), PROMPTS, **GIVEN)
     assert len(compared) == 5
     assert saved["results"] == json.loads(json.dumps(audit.to_dict()))
@@ -99,7 +98,7 @@ def test_a_search_stopped_at_any_moment_gives_the_same_bytes(
         return call
 
     with monkeypatch.context() as patch:
-        for home, name in ((Run, "finish"), (storage_run.shutil, "rmtree")):
+        for home, name in ((Run, "finish"), (shutil, "rmtree")):
             patch.setattr(home, name, watched(getattr(home, name)))
         search(out, progress=copy_folder)
     last = next(folder for folder in reversed(copies) if (folder / "states").exists())

@@ -9,6 +9,7 @@ import torch
 from preimage.collisions.tiles import KeptTiles
 from preimage.distances import PairScan, distance_distribution, find_closest
 from preimage.distances.screen import EachTile, Screen, Tile, TileMinima, here
+from preimage.storage.shelf import FolderShelf
 
 
 def test_finished_tiles_are_found_again(tmp_path: Path) -> None:  # J1
@@ -27,19 +28,21 @@ def test_finished_tiles_are_found_again(tmp_path: Path) -> None:  # J1
 
     def stopped(screen: Screen, tiles: Sequence[Tile], counting: bool) -> Iterator[TileMinima]:
         screen.__class__ = Stopping
-        return KeptTiles(tmp_path, at_least=1)(screen, tiles, counting)
+        return KeptTiles(FolderShelf(tmp_path), "tiles", at_least=1)(screen, tiles, counting)
 
     with pytest.raises(KeyboardInterrupt):
         find_closest(scan(stopped))
-    kept = sorted(tmp_path.iterdir())
+    folder = tmp_path / "tiles"
+    kept = sorted(folder.iterdir())
     assert len(kept) == 9
     kept[0].write_bytes(kept[0].read_bytes()[:-20])  # a damaged one is made again
-    before = {path.name: path.stat().st_mtime_ns for path in kept[1:]}
-    again, fresh = scan(KeptTiles(tmp_path, at_least=1)), scan(here)
+    flipped = bytearray(kept[1].read_bytes())
+    flipped[-100] ^= 1  # in the numbers themselves
+    kept[1].write_bytes(flipped)
+    before = {path.name: path.stat().st_mtime_ns for path in kept[2:]}
+    again, fresh = scan(KeptTiles(FolderShelf(tmp_path), "tiles", at_least=1)), scan(here)
     assert find_closest(again, 5) == find_closest(fresh, 5)
     assert torch.equal(again.nearest.indices, fresh.nearest.indices)
     assert distance_distribution(again).quantile(0.5) == distance_distribution(fresh).quantile(0.5)
-    assert before == {name: (tmp_path / name).stat().st_mtime_ns for name in before}
-    assert len(list(tmp_path.iterdir())) == 21
-    KeptTiles(tmp_path).forget()
-    assert not tmp_path.exists()
+    assert before == {name: (folder / name).stat().st_mtime_ns for name in before}
+    assert len(list(folder.iterdir())) == 21

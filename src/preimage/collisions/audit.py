@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import reprlib
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Unpack
 
-import torch
-
-from preimage.collisions.confirmation import ConfirmedStructure
+from preimage.collisions.errands import STATES, AuditJob, screen_elsewhere
+from preimage.collisions.layer_audit import LayerAudit
 from preimage.collisions.options import CollisionChanges, CollisionOptions
-from preimage.collisions.result import CollisionAudit, ComparedPair, HardKind, LayerCollisions
-from preimage.collisions.spacing import RowLabels, measure_spacing, require_above_noise
-from preimage.collisions.structure import UNEXPLAINED
+from preimage.collisions.result import CollisionAudit, LayerCollisions
+from preimage.collisions.spacing import require_above_noise
 from preimage.collisions.tiles import KeptTiles
-from preimage.devices import BATCH_TOKENS, by_device
-from preimage.distances import here, norms, row_distances
-from preimage.errors import OptionError, PromptError, StatesError
+from preimage.distances import here
+from preimage.errors import OptionError, PromptError
 from preimage.layers import Layer, LayerSpec, parse_layers
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
-from preimage.prompts import HardPair, PromptSet, hard_pairs
-from preimage.states import States, capture, encode_all, noise_floor, safety
-from preimage.storage import Run, inside
-
-_STATES = "states"  # in the run folder, until the run is done
+from preimage.prompts import PromptSet
+from preimage.states import capture_for_run, encode_all, safety
+from preimage.storage import Run, current_workers, inside
 
 
 def find_collisions(
@@ -75,13 +67,7 @@ def find_collisions(
         "noise_floors": safety(model.dtype),  # so many are noise; layers judged by another number do not mix
     }
     run = Run(plan, out)
-    finished = run.kept(wanted, LayerCollisions)
-    audit = _Audit(model, ids, wanted, chosen, run, progress)
-
-    def compare(layer: Layer) -> None:
-        finished[layer] = audit.at(layer)
-
-    run.each(wanted, compare)
+    finished = _compare(model, ids, wanted, chosen, run, progress)
     lengths = ids.lengths
     result = CollisionAudit(
         model=model.identity.to_dict(),
@@ -93,7 +79,7 @@ def find_collisions(
         options=chosen.to_dict(),
         layers=tuple(finished[layer] for layer in wanted),
     )
-    run.finish(result.to_dict, {"layers": result.rows}, remove=[_STATES])
+    run.finish(result.to_dict, {"layers": result.rows}, remove=[STATES])
     return result
 
 
@@ -121,111 +107,33 @@ def sweep_lengths(
     return audits
 
 
-class _Audit:
-    """One search under way; states are captured when the first layer asks for them."""
+def _compare(
+    model: LanguageModel,
+    ids: PromptSet,
+    layers: Sequence[Layer],
+    options: CollisionOptions,
+    run: Run,
+    progress: Progress,
+) -> dict[Layer, LayerCollisions]:
+    """Every layer: what was kept of it, or what is found now, here or elsewhere."""
+    left = run.left(layers)
+    if not left:
+        return run.kept(layers, LayerCollisions)
+    audit = LayerAudit(model, ids, layers, options)
+    prompts = capture_for_run(model, ids, layers, run.place(f"{STATES}/prompts"), progress)
+    hard = None
+    if audit.hard_prompts:
+        hard = capture_for_run(model, audit.hard_prompts, layers, run.place(f"{STATES}/hard"), progress)
+    audit.use(prompts, hard)
+    errand = None
+    if current_workers() is not None:
+        errand = AuditJob.errand(audit, prompts, hard, run)
+        screen_elsewhere(errand, left, len(ids), run, progress)
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        ids: PromptSet,
-        layers: Sequence[Layer],
-        options: CollisionOptions,
-        run: Run,
-        progress: Progress,
-    ) -> None:
-        self._model, self._ids, self._layers, self._options = model, ids, layers, options
-        self._run, self._progress = run, progress
-        self._done = len(run.done(layers))
-        self._noise_floor = noise_floor(model, layers)
-        self._hard = _hard_pairs(model, ids, options)
-        sides = dict.fromkeys(ids for pair in self._hard for ids in (pair.first, pair.second))
-        self._hard_rows = {ids: row for row, ids in enumerate(sides)}
-        self._structure = ConfirmedStructure(model, [*ids, *sides], layers)
+    def compare(keys: tuple[Layer, ...]) -> Iterator[LayerCollisions]:
+        for layer in keys:
+            tiles = KeptTiles.of(run.shelf, layer)
+            yield audit.at(layer, tiles or here)
+            KeptTiles.forget(run, layer)  # it is kept now
 
-    def at(self, layer: Layer) -> LayerCollisions:
-        """All pairs at one layer."""
-        states, hard = self._states
-        states.require_finite(layer)
-        last = states.last(layer).to(self._model.device)
-        ids, structure = self._ids.ids, self._structure
-        labels = RowLabels(
-            ids=lambda row: ids[row],
-            text=lambda row: self._model.decode(ids[row]),
-            key=lambda row: structure.key(ids[row], layer),
-            explain=lambda a, b, near: structure.explain(ids[a], ids[b], layer, near=near),
-        )
-        place = self._run.place(f"{_STATES}/tiles-{layer}")
-        tiles = None if place is None else KeptTiles(place)
-        spacing = measure_spacing(last, self._noise_floor[layer], labels, self._options, tiles or here)
-        kinds = () if hard is None else self._hard_kinds(hard, layer)
-        result = LayerCollisions(layer, spacing, kinds)
-        self._run.keep(layer, result)
-        if tiles is not None:
-            tiles.forget()
-        self._done += 1
-        self._progress(self._done, len(self._layers), f"layers compared, {layer} last")
-        return result
-
-    @cached_property
-    def _states(self) -> tuple[States, States | None]:
-        """Of the prompts, and of the hard pairs if there are any."""
-        hard = list(self._hard_rows)
-        return self._capture(self._ids, "prompts"), self._capture(hard, "hard") if hard else None
-
-    def _capture(self, prompts: PromptSet | list[tuple[int, ...]], name: str) -> States:
-        batch, out = by_device(BATCH_TOKENS, self._model.device), self._run.place(f"{_STATES}/{name}")
-        return capture(
-            self._model, prompts, self._layers, positions="last", batch_tokens=batch, out=out,
-            progress=self._progress,
-        )  # fmt: skip
-
-    def _hard_kinds(self, states: States, layer: Layer) -> tuple[HardKind, ...]:
-        last = states.last(layer)
-        for ids, row in self._hard_rows.items():
-            if not bool(torch.isfinite(last[row]).all()):
-                raise StatesError(
-                    f"The hard prompt {reprlib.repr(ids)}, layer {layer}, holds NaN or infinity.",
-                    "Set hard_bases to 0, or use float32 if a half-precision model overflowed.",
-                )
-        rows = [(self._hard_rows[pair.first], self._hard_rows[pair.second]) for pair in self._hard]
-        first, second = (last[list(side)] for side in zip(*rows, strict=True))
-        radii = safety(first.dtype) * self._noise_floor[layer] * torch.maximum(norms(first), norms(second))
-        kinds: dict[str, list[ComparedPair]] = {}
-        for pair, ends, distance, radius in zip(
-            self._hard, rows, row_distances(first, second).tolist(), radii.tolist(), strict=True
-        ):
-            both = pair.first, pair.second
-            texts = self._model.decode(pair.first), self._model.decode(pair.second)
-            reason = self._structure.explain(*both, layer, near=distance <= radius)
-            compared = ComparedPair(*ends, *both, *texts, distance, radius, reason)
-            kinds.setdefault(pair.kind, []).append(compared)
-        return tuple(_summary(kind, pairs) for kind, pairs in kinds.items())
-
-
-def _summary(kind: str, pairs: list[ComparedPair]) -> HardKind:
-    reasons = Counter(pair.explanation for pair in pairs if pair.explanation)
-    return HardKind(
-        kind=kind,
-        pairs=len(pairs),
-        closest_pair=min(pairs, key=lambda pair: pair.distance),
-        margin=min((p.distance for p in pairs if p.explanation in ("", UNEXPLAINED)), default=None),
-        within_noise=sum(pair.distance <= pair.noise_radius for pair in pairs),
-        explained={reason: count for reason, count in sorted(reasons.items()) if reason != UNEXPLAINED},
-        unexplained=reasons[UNEXPLAINED],
-    )
-
-
-def _hard_pairs(model: LanguageModel, ids: PromptSet, options: CollisionOptions) -> tuple[HardPair, ...]:
-    if not options.hard_bases:
-        return ()
-    begin = getattr(model.tokenizer, "bos_token_id", None)
-    everywhere = begin is not None and all(row[0] == begin for row in ids)
-    return hard_pairs(
-        ids,
-        model.tokenizer,
-        vocab_size=model.vocab_size,
-        max_length=model.max_length,
-        bos=begin if everywhere else None,
-        seed=options.seed,
-        bases=options.hard_bases,
-    )
+    return run.each(layers, LayerCollisions, compare, progress, "layers compared", errand=errand)

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from preimage.collisions.confirmation import ConfirmedStructure
+from preimage.collisions.errands import PrefixJob
 from preimage.collisions.options import CollisionChanges, CollisionOptions
+from preimage.collisions.prefixes import PrefixScan
 from preimage.collisions.result import CollisionAudit, Continuation, ContinuationScan
-from preimage.collisions.spacing import RowLabels, measure_spacing, require_above_noise
-from preimage.collisions.structure import IDENTICAL_EMBEDDINGS, UNEXPLAINED, Structure
-from preimage.distances import require_finite
+from preimage.collisions.spacing import require_above_noise
 from preimage.errors import OptionError, PromptError, RunFolderError
 from preimage.layers import Layer, parse_layer
 from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
-from preimage.states import encode_all, noise_floor, safety
-from preimage.storage import Run, read_json
+from preimage.states import encode_all, safety
+from preimage.storage import Run, current_workers, read_json
 
 
 def scan_continuations(
@@ -61,7 +55,6 @@ def scan_continuations(
                 "Give a shorter one.",
             )
     require_above_noise(model, ids, (at,), chosen.thresholds)
-    floor = noise_floor(model, (at,))[at]
     plan = {
         "command": "continuations",
         "model": model.identity.to_dict(),
@@ -71,19 +64,13 @@ def scan_continuations(
         "noise_floors": safety(model.dtype),
     }
     run = Run(plan, out)
-    structure = Structure(model, longest=max(map(len, ids)) + 1)
-    scans = run.kept(range(len(ids)), Continuation)
-
-    def scan(number: int) -> None:
-        prefix = ids[number]
-        states = _every_token(model, prefix, at)
-        require_finite(states, f"Prefix {number}, layer {at}, token")
-        spacing = measure_spacing(states, floor, _token_labels(model, prefix, at, structure), chosen)
-        scans[number] = Continuation(prefix, model.decode(prefix), at, spacing)
-        run.keep(number, scans[number])
-
-    run.each(range(len(ids)), scan, progress, "prefixes")
-    in_order = tuple(scans[number] for number in range(len(ids)))
+    scan = PrefixScan(model, ids, at, chosen)
+    errand = None if current_workers() is None else PrefixJob.errand(scan)
+    numbers = range(len(ids))
+    scans = run.each(
+        numbers, Continuation, lambda some: map(scan.at, some), progress, "prefixes", errand=errand
+    )
+    in_order = tuple(scans[number] for number in numbers)
     result = ContinuationScan(model.identity.to_dict(), at, chosen.to_dict(), in_order)
     run.finish(result.to_dict, {"prefixes": result.rows})
     return result
@@ -111,38 +98,3 @@ def closest_prompts(
     closest = (audit.layers[-1] if layer is None else layers[layer]).spacing.closest
     ids = (ids for pair in closest for ids in (pair.first_ids, pair.second_ids))
     return list(dict.fromkeys(ids))[:count]
-
-
-@torch.inference_mode()
-def _every_token(
-    model: LanguageModel, prefix: Sequence[int], layer: Layer
-) -> Float[Tensor, "vocabulary d_model"]:
-    """The state of every token after the prefix."""
-    cached = model.prefix(layer)
-    cached.extend(torch.tensor(prefix))
-    states = torch.empty(model.vocab_size, model.d_model, dtype=model.dtype, device=model.device)
-    for chunk in torch.arange(model.vocab_size).split(cached.max_candidates):
-        states[chunk] = cached.try_tokens(chunk)
-    return states
-
-
-def _token_labels(
-    model: LanguageModel, prefix: tuple[int, ...], layer: Layer, structure: Structure
-) -> RowLabels:
-    """What the tokens after a prefix are; those that enter the model as one may have to have one state."""
-    often = Counter(structure.same)
-    twins = [token for token, first in enumerate(structure.same) if often[first] > 1]
-    confirmed = ConfirmedStructure(model, [(*prefix, token) for token in twins or [0]], (layer,), structure)
-    keys = {token: confirmed.key((*prefix, token), layer) for token in twins}
-
-    def explain(first: int, second: int, near: bool) -> str:
-        if first in keys and keys[first] == keys.get(second):
-            return IDENTICAL_EMBEDDINGS
-        return UNEXPLAINED if near else ""
-
-    return RowLabels(
-        ids=lambda row: (row,),
-        text=lambda row: model.decode([row]),
-        key=lambda row: keys.get(row, row),
-        explain=explain,
-    )

@@ -21,6 +21,6 @@ if TYPE_CHECKING:
     from preimage.distances.prompt_distances import PromptDistances
     from preimage.distances.rows import count_equal_pairs, equal_row_groups, require_finite, same_rows
     from preimage.distances.scan import Nearest, PairScan
-    from preimage.distances.screen import EachTile, Screen, Tile, TileMinima, here
+    from preimage.distances.screen import EachTile, Screen, Tile, TileMinima, here, tile_count
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

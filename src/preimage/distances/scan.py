@@ -173,7 +173,7 @@ class PairScan:
     @cached_property
     def screened(self) -> Screened:
         """The screen of the distinct rows, run when first asked for."""
-        screen = self._choose_screen()
+        screen = self.screen
         histogram = Histogram(self.rows.x.device) if self._counting else None
         minima = screen.minima(histogram, self._each)
         limits = torch.empty(len(minima), dtype=torch.float64, device=minima.device)
@@ -182,7 +182,8 @@ class PairScan:
             open_[rows], limits[rows] = screen.open_blocks(rows, minima[rows])
         return Screened(screen, minima, histogram, limits, open_)
 
-    def _choose_screen(self) -> Screen:
+    @cached_property
+    def screen(self) -> Screen:
         """A screen in the fastest arithmetic that leaves little open on a sample of the rows."""
         x, others = self.rows.distinct, None if self.one_set else self.columns.distinct
         if self._arithmetic is not None:

@@ -326,6 +326,12 @@ class Screen:
             yield blocks, rows, values
 
 
+def tile_count(rows: int, device: str) -> int:
+    """Tiles of a scan within one set of so many distinct rows, on a kind of device."""
+    side = -(-rows // TILE.get(device, TILE["cpu"]))
+    return side * (side + 1) // 2
+
+
 def _gamma(n: int, unit: float) -> float:
     """The relative error of a sum of n products, in any order, by additions of this unit."""
     return n * unit / (1 - n * unit)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -24,7 +24,7 @@ from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
 from preimage.states import States
-from preimage.storage import Run
+from preimage.storage import Errand, Run
 
 _NOT_ZERO = 1e-300  # divides in place of 0
 
@@ -81,29 +81,29 @@ def measure_geometry(
     return measure_states(MeasuredLayers(states, chosen, device, model, progress), run)
 
 
-class _Precision(NamedTuple):
+@dataclass(frozen=True)
+class Precision:
+    """A layer in so many bits, None in full."""
+
     bits: int | None
     geometry: LayerGeometry
 
 
-class _Kept(NamedTuple):
-    """What a run keeps of a layer."""
+@dataclass(frozen=True)
+class MeasuredLayer:
+    """What a run keeps of a layer: every precision of it."""
 
-    precisions: list[_Precision]
+    precisions: list[Precision]
 
 
 def measure_states(layers: MeasuredLayers, run: Run, remove: Sequence[str] = ()) -> Geometry:
     """Every layer that the run has not kept yet; what is named in ``remove`` leaves its folder at the end."""
     wanted = layers.states.layers
-    kept = run.kept(wanted, _Kept).items()
-    measured = {layer: {one.bits: one.geometry for one in item.precisions} for layer, item in kept}
-
-    def measure(layer: Layer) -> None:
-        measured[layer] = layers.at(layer)
-        precisions = [{"bits": bits, "geometry": asdict(one)} for bits, one in measured[layer].items()]
-        run.keep(layer, {"precisions": precisions})
-
-    run.each(wanted, measure, layers.progress, "layers measured")
+    kept = run.each(
+        wanted, MeasuredLayer, lambda some: map(layers.at, some), layers.progress, "layers measured",
+        errand=layers.elsewhere,
+    )  # fmt: skip
+    measured = {layer: {one.bits: one.geometry for one in item.precisions} for layer, item in kept.items()}
     prompts = layers.prompts
     result = Geometry(
         prompts=len(layers.states),
@@ -147,16 +147,20 @@ class MeasuredLayers:
         options: GeometryOptions,
         device: str | torch.device,
         model: LanguageModel | None,
-        progress: Progress,
+        progress: Progress = silent,
+        elsewhere: Errand | None = None,
     ) -> None:
         assert states.token_ids is not None
         self.states, self.options, self._device, self._model = states, options, device, model
-        self.progress, self._ids = progress, states.token_ids
+        self.progress, self._ids, self.elsewhere = progress, states.token_ids, elsewhere
         self.prompts = PromptDistances(states.token_ids, device)
         self._carried: dict[int, dict[Layer, Stored]] = {}
 
-    def at(self, layer: Layer) -> dict[int | None, LayerGeometry]:
+    def at(self, layer: Layer) -> MeasuredLayer:
         """What one layer shows."""
+        return MeasuredLayer([Precision(bits, one) for bits, one in self._precisions(layer).items()])
+
+    def _precisions(self, layer: Layer) -> dict[int | None, LayerGeometry]:
         self.states.require_finite(layer)
         x = self.states.last(layer).to(self._device)
         subsets = measure_subsets(x, self.prompts, self.options)

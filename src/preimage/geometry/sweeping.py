@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 
 from preimage import models
-from preimage.devices import BATCH_TOKENS, by_device
 from preimage.errors import OptionError, PromptError
 from preimage.geometry.options import GeometryOptions, SweepOptions
 from preimage.geometry.result import Geometry, GeometrySweep, Setting, SweptGeometry
@@ -16,7 +15,7 @@ from preimage.layers import LayerSpec, parse_layers
 from preimage.preparation import Preparation
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptOptions, PromptSet
-from preimage.storage import Run, inside, write_table
+from preimage.storage import Run, current_workers, inside, write_table
 
 
 def sweep_geometry(
@@ -88,19 +87,19 @@ def measure_model(
     progress: Progress = silent,
 ) -> Geometry:
     """Capture the last states of prompts and measure them; with ``out``, continued or found done there."""
-    from preimage.geometry.measuring import MeasuredLayers, measure_states, plan_of  # which import torch
-    from preimage.states import capture
+    from preimage.geometry.errands import GeometryJob  # which import torch
+    from preimage.geometry.measuring import MeasuredLayers, measure_states, plan_of
+    from preimage.states import capture_for_run
 
     chosen, wanted = options or GeometryOptions(), parse_layers(layers, model.n_layers)
     run = Run(plan_of(model.identity.to_dict(), prompts.ids, wanted, chosen), out)
     there = run.result(Geometry)
     if there is not None:
         return there
-    tokens, place = by_device(BATCH_TOKENS, model.device), run.place("states")
-    states = capture(
-        model, prompts, wanted, positions="last", batch_tokens=tokens, out=place, progress=progress
-    )
-    return measure_states(MeasuredLayers(states, chosen, model.device, model, progress), run, ["states"])
+    states = capture_for_run(model, prompts, wanted, run.place("states"), progress)
+    errand = None if current_workers() is None else GeometryJob.errand(model, states, chosen)
+    measured = MeasuredLayers(states, chosen, model.device, model, progress, errand)
+    return measure_states(measured, run, ["states"])
 
 
 def _check(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from preimage.models.preview import ModelPreview, read_preview
     from preimage.models.sampling import in_bfloat16, rows_at_once, written_by
     from preimage.models.scratch import FAMILIES, SIZES, new_model, parse_size, save_model, train_tokenizer
+    from preimage.models.shipping import model_as_told, told_model
     from preimage.models.sites import depth, turned_back, unrotated, without_positions
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

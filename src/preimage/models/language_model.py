@@ -53,7 +53,7 @@ class LanguageModel:
         self.tokenizer = tokenizer
         self.name = name
         self.revision = revision
-        self._files = files
+        self.files = files  # None of a model that was given in memory
         self.anatomy: Anatomy = anatomy or discover(module)
         self.forward_tokens = 0  # token positions run so far, for whoever counts cost
         self._widths: dict[Site, int] = {}
@@ -124,7 +124,7 @@ class LanguageModel:
         A module that came from elsewhere, or in which something was hooked or replaced, may be another map
         under the same weights.
         """
-        return self._files is not None and not alterations(self.module)
+        return self.files is not None and not alterations(self.module)
 
     @property
     def edition(self) -> int:
@@ -182,7 +182,7 @@ class LanguageModel:
             n_layers=self.n_layers,
             d_model=self.d_model,
             vocab_size=self.vocab_size,
-            files_hash=None if self._files is None else self._files.hash,
+            files_hash=None if self.files is None else self.files.hash,
         )
 
     def embed(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d_embedding"]:

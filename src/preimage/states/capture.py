@@ -7,30 +7,35 @@ import json
 import math
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 
+from preimage.devices import BATCH_TOKENS, by_device
 from preimage.errors import OptionError, PromptError, UnwritableError
 from preimage.layers import Layer, LayerSpec
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, told_model
 from preimage.observations import Observation, Tap
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet, encode
+from preimage.states.batches import Piece, cut, missing
 from preimage.states.bundle import UNFINISHED, finish_bundle, open_states, prepare_folder, unwritable
 from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
 from preimage.states.noise import noise_floor
+from preimage.states.pieces import CaptureJob, Computing, PieceStore, pack_ids
 from preimage.states.states import MemoryStore, States, Store
-from preimage.storage import MANIFEST, TENSORS, Run
+from preimage.storage import MANIFEST, TENSORS, Errand, Place, Run, current_workers, is_remote, place_of
+from preimage.storage.shelf import FolderShelf
 from preimage.storage.tensor_file import TensorFileReader, TensorFileWriter, file_bytes
 
 _MEMORY_BYTES = 2 * 2**30  # more than this goes to disk
 _CUDA_BATCH_TOKENS = 16384
-_KEPT_TOKENS = 1024  # about a second of a small model on a CPU: so much is lost at most, or one batch
+_PIECES = "pieces"  # the folder of files of some prompts each, inside that of a run
+_COPIED = 256  # rows copied at once
 
 
 class CaptureDetails(TypedDict, total=False):
@@ -93,9 +98,9 @@ def capture(
     layout = Layout(group_by_length([len(row) for row in ids]), wanted, kept, width)
     batch_tokens = more.batch_tokens or (1 if model.device.type == "cpu" else _CUDA_BATCH_TOKENS)
     provenance = prompts.provenance if isinstance(prompts, PromptSet) else None
-    job = _Capture(model, ids, layout, seen, batch_tokens, progress, provenance)
+    job = _Capture(Computing(model, ids, layout, seen), seen, batch_tokens, progress, provenance)
     if out is not None:
-        return job.to_bundle(Path(out), more.withhold_ids)
+        return job.to_bundle(_on_a_disk(out), more.withhold_ids)
     if sum(map(math.prod, layout.names().values())) * model.dtype.itemsize <= _MEMORY_BYTES:
         return job.to_memory()
     temporary = tempfile.TemporaryDirectory(prefix="preimage-")
@@ -106,6 +111,40 @@ def capture(
         raise
     weakref.finalize(states, temporary.cleanup)  # it lives as long as the states do
     return states
+
+
+def capture_for_run(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]] | PromptSet,
+    layers: Sequence[Layer],
+    folder: Place | None,
+    progress: Progress = silent,
+) -> States:
+    """Last states of prompts for work of our own, in ``folder`` as long as that lasts.
+
+    In files of some prompts each where there are workers, or the folder is at an address; else in a bundle
+    (without a folder: in memory). The batches are those of the device.
+    """
+    batch = by_device(BATCH_TOKENS, model.device)
+    if folder is None or not (is_remote(folder) or current_workers()):
+        return capture(
+            model, prompts, layers, positions="last", batch_tokens=batch, out=folder, progress=progress
+        )
+    ids, provenance = (
+        encode_all(model, prompts),
+        prompts.provenance if isinstance(prompts, PromptSet) else None,
+    )
+    seen = Observation()
+    layout = Layout(group_by_length([len(row) for row in ids]), tuple(layers), "last", model.d_model)
+    job = _Capture(Computing(model, ids, layout, seen), seen, batch, progress, provenance)
+    return job.in_pieces(Run(job.plan, folder))
+
+
+def _on_a_disk(out: str | Path) -> Path:
+    place = place_of(out)
+    if is_remote(place):
+        raise OptionError(f"{out} is an address; a bundle is made on a disk.", "Give a folder, then copy it.")
+    return place
 
 
 def encode_all(
@@ -137,40 +176,32 @@ def _width(model: LanguageModel, taps: dict[Layer, Tap]) -> int:
     return next(iter(widths.values()))
 
 
-class _Batch(NamedTuple):
-    """Prompts of one group that share a pass, and the row of the first in the group's tensors."""
-
-    group: int
-    row: int
-    prompts: tuple[int, ...]
-
-
 class _Capture:
     """One capture: which states go where, in the order of the layout."""
 
     def __init__(
         self,
-        model: LanguageModel,
-        ids: list[tuple[int, ...]],
-        layout: Layout,
+        computing: Computing,
         observation: Observation,
         batch_tokens: int,
         progress: Progress,
         provenance: dict[str, Any] | None,
     ) -> None:
-        self.model, self.ids, self.layout, self.observation = model, ids, layout, observation
-        self.taps: dict[Layer, Tap] = {
-            layer: observation.tap(layer, model.n_layers) for layer in layout.layers
-        }
+        self.computing, self.observation = computing, observation
+        self.model, self.ids, self.layout = computing.model, computing.ids, computing.layout
         self.batch_tokens, self.progress, self.provenance = batch_tokens, progress, provenance
         # What must be the same for an interrupted capture to be continued; the batch need not be.
-        self.plan = _plan(model.identity.to_dict(), ids, layout, observation)
+        self.plan = _plan(self.model.identity.to_dict(), self.ids, self.layout, observation)
 
     def to_memory(self) -> States:
         """Capture into tensors."""
         shapes = self.layout.names()
         store = MemoryStore({name: torch.empty(s, dtype=self.model.dtype) for name, s in shapes.items()})
-        self._fill(Run(self.plan, None), store)
+        run = Run(self.plan, None)
+        if current_workers() is None:
+            self._fill(run, store)
+        else:
+            self._copy(self.in_pieces(run), store)
         return self._states(store)
 
     def to_bundle(self, folder: Path, withhold_ids: bool) -> States:
@@ -183,70 +214,87 @@ class _Capture:
         partial = folder / (TENSORS + ".partial")
         try:
             run = Run(self.plan, folder / UNFINISHED, name_command=not withhold_ids)
+            begun_so = (folder / UNFINISHED / _PIECES).exists()
+            pieces = self.in_pieces(run) if begun_so or current_workers() is not None else None
             if not partial.is_file() or partial.stat().st_size != file_bytes(shapes, dtype):
-                run.forget()  # first: no finished piece may be counted whose rows are not there
+                if pieces is None:
+                    run.forget()  # first: no finished piece may be counted whose rows are not there
                 partial.unlink(missing_ok=True)
             with closing(TensorFileWriter(partial, shapes, dtype)) as writer:
-                self._fill(run, writer)
+                self._fill(run, writer) if pieces is None else self._copy(pieces, writer)
             states = self._states(TensorFileReader(partial))  # which stays open when the file is renamed
             finish_bundle(folder, states, withhold_ids=withhold_ids)
         except (OSError, UnwritableError) as error:
             raise unwritable(folder, error) from error
         return states
 
+    def in_pieces(self, run: Run) -> States:
+        """Capture into files of some prompts each, in the folder of a run, and read states from there."""
+        assert run.path is not None
+        model, layout, tokens = self.model, self.layout, self.batch_tokens
+        if run.items and not (run.path / _PIECES).exists():
+            run.forget()  # what was begun in one file is not in any other
+        there = [Piece.of(key) for key in run.items]
+        left = {
+            piece.key: batches
+            for gap in missing(layout.count, there)
+            for piece, batches in cut(layout, tokens, gap).items()
+        }
+        shelf = FolderShelf(run.path)
+
+        def capture_piece(keys: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+            for key in keys:
+                content = self.computing.file(Piece.of(key), left[key])
+                shelf.put(f"{_PIECES}/{key}.safetensors", content)
+                yield {}
+
+        errand = None
+        if current_workers() is not None:
+            spec = CaptureJob.spec(told_model(model), layout, self.observation, _PIECES, tokens)
+            errand = Errand(CaptureJob.NAME, spec, pack_ids(self.ids))
+        keys = [*run.items, *left]
+        run.each(keys, dict, capture_piece, self.progress, "pieces captured", errand=errand)
+        pieces = [Piece.of(key) for key in keys]
+        return self._states(PieceStore(shelf, _PIECES, layout, model.dtype, pieces))
+
+    def _copy(self, states: States, store: MemoryStore | TensorFileWriter) -> None:
+        """Put states that are in pieces where they belong."""
+        for name, shape in self.layout.names().items():
+            for row in range(0, shape[0], _COPIED):
+                store.write(name, row, states.store.rows(name, row, min(row + _COPIED, shape[0])))
+
     def _states(self, store: Store) -> States:
-        floors = noise_floor(self.model, tuple(self.taps.values()))
+        taps = self.computing.taps
+        floors = noise_floor(self.model, tuple(taps.values()))
         return States(
             self.layout,
             store,
             token_ids=self.ids,
             model=self.model.identity.to_dict(),
-            noise_floor={layer: floors[tap] for layer, tap in self.taps.items()},
+            noise_floor={layer: floors[tap] for layer, tap in taps.items()},
             dtype=self.model.dtype,
             prompts=self.provenance,
             observation=self.observation,
         )
 
     def _fill(self, run: Run, store: MemoryStore | TensorFileWriter) -> None:
-        """Compute every state that is not there yet. A piece is named by the prompts done with it."""
-        done = max((int(key) for key in run.items), default=0)
-        pieces = self._pieces(done)
+        """Compute every state that is not there yet, one piece after another."""
+        done = max((Piece.of(key).stop for key in run.items), default=0)
+        pieces = cut(self.layout, self.batch_tokens, Piece(done, self.layout.count))
+        left = {piece.key: batches for piece, batches in pieces.items()}
 
-        def piece(stop: int) -> None:
+        def fill(keys: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             nonlocal done
-            for batch in pieces[stop]:
-                self._run(batch, store)
-                done += len(batch.prompts)
-                if done == stop:
-                    store.sync()
-                    run.keep(stop, {})
-                self.progress(done, self.layout.count, "prompts captured")
+            for key in keys:
+                for batch in left[key]:
+                    for layer, kept in self.computing.run(batch).items():
+                        store.write(tensor_name(layer, batch.group), batch.row, kept)
+                    done += len(batch.prompts)
+                    self.progress(done, self.layout.count, "prompts captured")
+                store.sync()
+                yield {}
 
-        run.each(list(pieces), piece)
-
-    def _pieces(self, done: int) -> dict[int, list[_Batch]]:
-        """The batches after the first ``done`` prompts in layout order, by the prompts done with a piece."""
-        pieces: dict[int, list[_Batch]] = {}
-        piece: list[_Batch] = []
-        finished = tokens = 0
-        for index, group in enumerate(self.layout.groups):
-            size = max(1, self.batch_tokens // group.length)
-            row = min(max(done - finished, 0), len(group.prompts))
-            finished += row
-            for start in range(row, len(group.prompts), size):
-                piece.append(_Batch(index, start, group.prompts[start : start + size]))
-                finished += len(piece[-1].prompts)
-                tokens += len(piece[-1].prompts) * group.length
-                if tokens >= _KEPT_TOKENS:
-                    pieces[finished], piece, tokens = piece, [], 0
-        return pieces | ({finished: piece} if piece else {})
-
-    def _run(self, batch: _Batch, store: MemoryStore | TensorFileWriter) -> None:
-        ids = torch.tensor([self.ids[i] for i in batch.prompts])
-        states = self.model.states(ids, tuple(self.taps.values()))
-        for layer, tap in self.taps.items():
-            kept = states[tap] if self.layout.positions == "all" else states[tap][:, -1:]
-            store.write(tensor_name(layer, batch.group), batch.row, kept.cpu())
+        run.each(list(left), dict, fill)
 
     def _finished(self, folder: Path) -> States | None:
         """The bundle in the folder, if it is the very one asked for; its ids must be in it to know that."""

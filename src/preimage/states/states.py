@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -18,7 +18,7 @@ from preimage.models import LanguageModel, ModelPreview
 from preimage.observations import Observation
 from preimage.states.caches import observed_width
 from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
-from preimage.storage.tensor_file import TensorFileReader, tensor_bytes
+from preimage.storage.tensor_file import tensor_bytes
 
 _ROWS = 256  # prompts looked at together
 _RESIDUAL = Observation()  # what a capture keeps
@@ -47,7 +47,12 @@ class MemoryStore:
         """Nothing to do: memory is all there is."""
 
 
-Store: TypeAlias = MemoryStore | TensorFileReader  # where tensors are
+@runtime_checkable
+class Store(Protocol):
+    """Where tensors are: in memory, in a file, in many."""
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows start..stop of a named tensor."""
 
 
 class States:

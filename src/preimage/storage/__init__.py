@@ -1,5 +1,6 @@
 """Files: whole or not there at all, one process at a time, and runs that continue. Nobody else writes one."""
 
+from preimage.storage.elsewhere import Errand, Workers, current_workers, working_with
 from preimage.storage.files import (
     BEFORE,
     SCHEMA,
@@ -17,6 +18,7 @@ from preimage.storage.files import (
     write_text,
 )
 from preimage.storage.manifest import MANIFEST, TENSORS, read_manifest, seal, unusable
+from preimage.storage.places import Place, is_remote, place_of
 from preimage.storage.plans import differences, require_same
 from preimage.storage.records import processor, record
 from preimage.storage.run import Run, inside
@@ -27,13 +29,19 @@ __all__ = [
     "MANIFEST",
     "SCHEMA",
     "TENSORS",
+    "Errand",
+    "Place",
     "Run",
     "Saved",
+    "Workers",
     "copy_hashed",
+    "current_workers",
     "decode",
     "differences",
     "dumps",
     "inside",
+    "is_remote",
+    "place_of",
     "plain",
     "processor",
     "read_json",
@@ -45,6 +53,7 @@ __all__ = [
     "sha256_document",
     "sha256_file",
     "unusable",
+    "working_with",
     "write_bytes",
     "write_json",
     "write_table",

@@ -6,17 +6,20 @@ import hashlib
 import json
 import math
 import os
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from preimage.errors import RunFolderError, UnwritableError, first_line
+from preimage.storage.places import Place, is_remote, uploading
 
-SCHEMA = "preimage/6"  # of everything that is written; a change of any format raises it
+SCHEMA = "preimage/7"  # of everything that is written; a change of any format raises it
 # Whose bundles and lenses are still read: in 1 one field had another name, in 2 all states were residual,
-# until 3 every lens was of a layer, and until 4 it did not say with which tokenizer it was trained.
-BEFORE = ("preimage/1", "preimage/2", "preimage/3", "preimage/4", "preimage/5")
+# until 3 every lens was of a layer, until 4 it did not say with which tokenizer it was trained, and until 6
+# run folders had no checksums.
+BEFORE = ("preimage/1", "preimage/2", "preimage/3", "preimage/4", "preimage/5", "preimage/6")
 
 
 def plain(value: Any) -> Any:
@@ -35,24 +38,24 @@ def dumps(document: dict[str, Any]) -> str:
     return json.dumps(plain(document), indent=1, ensure_ascii=True, allow_nan=False)
 
 
-def write_json(path: Path, document: dict[str, Any]) -> Path:
+def write_json(path: Place, document: dict[str, Any]) -> Place:
     """Write one json document."""
     return write_text(path, dumps(document))
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Place) -> dict[str, Any]:
     """Read one json document."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict):
             raise ValueError("it is not a json object")
     except (ValueError, OSError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else first_line(error)
+        reason = getattr(error, "strerror", None) or first_line(error)
         raise RunFolderError(f"{path} cannot be read: {reason}.", "Give another folder.") from error
     return document
 
 
-def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
+def write_table(path: Place, rows: list[dict[str, Any]]) -> Place:
     """Write rows of plain values as parquet."""
     import pyarrow
     from pyarrow import parquet
@@ -62,19 +65,19 @@ def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
     return write_bytes(path, sink.getvalue().to_pybytes())
 
 
-def write_text(path: Path, text: str) -> Path:
+def write_text(path: Place, text: str) -> Place:
     """Write a text file."""
     return write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, content: bytes) -> Path:
+def write_bytes(path: Place, content: bytes) -> Place:
     """Write a file of bytes."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
     return path
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Any], about: dict[str, Any] | None = None) -> Path:
+def write_tensors(path: Place, tensors: Mapping[str, Any], about: dict[str, Any] | None = None) -> Place:
     """Write tensors as safetensors, with ``about`` as json in their metadata."""
     from safetensors.torch import save_file
 
@@ -85,9 +88,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], about: dict[str, Any] 
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file, synced and renamed to ``path`` once it is written; an error leaves none behind."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
+def replacing(path: Place) -> Iterator[Path]:
+    """A temporary file, synced and renamed to ``path`` once it is written; an error leaves none behind.
+
+    Its name is nobody else's, also where several machines write on one disk. To an address it is uploaded.
+    """
+    if is_remote(path):
+        with uploading(path) as local:
+            yield local
+        return
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary

@@ -1,38 +1,43 @@
 """Runs: work in pieces that can be stopped at any moment and continued, in a folder or in memory alone.
 
-``run.json`` holds the plan and, at the end, the results; ``items.jsonl`` has a line for every finished piece;
-``record.jsonl`` has one for every time the run was begun or continued: versions, machine, date, command.
-The same plan continues a folder; another plan is refused, naming what differs and both values. One process
-works in a folder at a time.
+``run.json`` holds the plan and, at the end, the results; a ledger (:mod:`preimage.storage.ledger`) has every
+finished piece; ``record.jsonl`` has a line for every time the run was begun or continued: versions, machine,
+date, command. The same plan continues a folder; another plan is refused, naming what differs and both values.
+One process works in a folder at a time. Its pieces are done here or, where there are workers
+(:mod:`preimage.storage.elsewhere`), by them; what is finished is in the ledger and nowhere else, so that it
+does not matter who does the rest.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
+import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from preimage.errors import RunFolderError, UnwritableError
+from preimage.errors import RunFolderError, UnwritableError, first_line
 from preimage.progress import Progress, silent
-from preimage.storage.files import SCHEMA, plain, read_json, write_json, write_table
+from preimage.storage.elsewhere import Errand, current_workers
+from preimage.storage.files import SCHEMA, plain, read_json, sha256_document, write_json, write_table
+from preimage.storage.ledger import Ledger, append, ledger_in
 from preimage.storage.locking import hold
+from preimage.storage.places import Place, is_remote, place_of, remove_all
 from preimage.storage.plans import require_same
 from preimage.storage.records import record
 from preimage.storage.saved import decode
+from preimage.storage.shelf import FolderShelf
 
-_RUN, _ITEMS, _RECORD = "run.json", "items.jsonl", "record.jsonl"
+_RUN, _RECORD = "run.json", "record.jsonl"
+_SUM = "sha256"  # of everything else in run.json
 Key = TypeVar("Key", bound=int | str)
-Piece = TypeVar("Piece")
 Item = TypeVar("Item")
 
 
-def inside(out: str | Path | None, name: str) -> Path | None:
+def inside(out: str | Path | Place | None, name: str) -> Place | None:
     """A folder for a part of the work below the one for all of it; None where there is none."""
-    return None if out is None else Path(out) / name
+    return None if out is None else place_of(out) / name
 
 
 class Run:
@@ -41,18 +46,30 @@ class Run:
     ``name_command``: whether the record has the command, which may have the text of a prompt.
     """
 
-    def __init__(self, plan: dict[str, Any], out: str | Path | None, *, name_command: bool = True) -> None:
-        self.path = None if out is None else Path(out)
+    def __init__(
+        self, plan: dict[str, Any], out: str | Path | Place | None, *, name_command: bool = True
+    ) -> None:
+        if out is None and current_workers() is not None:  # who must have a place to find things in
+            self._temporary = tempfile.TemporaryDirectory(prefix="preimage-")
+            out = Path(self._temporary.name) / "run"
+        self.path: Place | None = None if out is None else place_of(out)
         self.items: dict[str, Any] = {}
         self.results: dict[str, Any] | None = None  # of a run that is done
         self._plan: dict[str, Any] = plain({"schema": SCHEMA, **plan})
         self._name_command = name_command
+        self._ledger: Ledger | None = None
+        self._order: list[str] = []
         if self.path is not None:
             self._open(self.path)
 
-    def place(self, name: str) -> Path | None:
+    def place(self, name: str) -> Place | None:
         """A path in the run's folder, for what belongs to it until it is done; None where there is none."""
         return inside(self.path, name)
+
+    @property
+    def shelf(self) -> FolderShelf | None:
+        """Named bytes in the run's folder, which workers can reach too."""
+        return None if self.path is None else FolderShelf(self.path)
 
     def done(self, keys: Iterable[Key]) -> list[Key]:
         """The keys of pieces that are finished."""
@@ -60,7 +77,7 @@ class Run:
 
     def kept(self, keys: Iterable[Key], kind: type[Item]) -> dict[Key, Item]:
         """The finished pieces, each as the kind of thing that was kept."""
-        return {key: self._decoded(kind, self.items[str(key)], _ITEMS) for key in self.done(keys)}
+        return {key: self._decoded(kind, self.items[str(key)], "its ledger") for key in self.done(keys)}
 
     def result(self, kind: type[Item]) -> Item | None:
         """The results of a run that is done, as what they are; None of one that is not."""
@@ -72,41 +89,63 @@ class Run:
 
     def each(
         self,
-        pieces: Sequence[Piece],
-        work: Callable[[Piece], None],
+        keys: Sequence[Key],
+        kind: type[Item],
+        work: Callable[[tuple[Key, ...]], Iterable[Item]],
         progress: Progress = silent,
         note: str = "",
-    ) -> None:
-        """Do every piece that is not finished, one after another; progress is told before and after each.
+        *,
+        groups: Sequence[tuple[Key, ...]] | None = None,
+        errand: Errand | None = None,
+    ) -> dict[Key, Item]:
+        """Have every piece finished: what was kept, and the rest, done now and kept as it gets finished.
 
-        This is where work could run elsewhere: a piece keeps its results by :meth:`keep`, and nothing else.
+        ``work`` does the pieces of a group and gives what came of each, in their order; without ``groups``
+        (of what is left) each is alone. With an ``errand`` they are done elsewhere where there is anybody.
+        Progress is told in pieces, before and after each group.
         """
-        progress(0, len(pieces), note)
-        for done, piece in enumerate(pieces, start=1):
-            if str(piece) not in self.items:
-                work(piece)
-            progress(done, len(pieces), note)
+        finished = self.kept(keys, kind)
+        progress(len(finished), len(keys), note)
+        left = [(key,) for key in self.left(keys)] if groups is None else groups
+        workers = current_workers() if errand is not None and len(left) > 1 else None
+        self._order = [str(key) for key in keys]
+        if workers is None or errand is None or self.path is None:
+            for group in left:
+                for key, item in zip(group, work(group), strict=True):
+                    self.keep(key, item)
+                    finished[key] = item
+                progress(len(finished), len(keys), note)
+            return finished
+        named = {tuple(map(str, group)): group for group in left}
+        for names, documents in workers.each(errand, list(named), errand.folder or self.path):
+            for key, document in zip(named[names], documents, strict=True):
+                finished[key] = self._decoded(kind, document, "what a worker sent")
+                self.keep(key, document)
+                if errand.after is not None:
+                    errand.after(str(key))
+            progress(len(finished), len(keys), note)
+        return finished
 
     def keep(self, key: int | str, item: Any) -> None:
         """Record the result of a finished piece; where there is a folder it is on the disk on return."""
-        if self.path is None:
+        if self._ledger is None:
             return
         if not isinstance(item, dict):
             item = item.to_dict() if hasattr(item, "to_dict") else asdict(item)
         document = plain(item)
-        self._append(self.path / _ITEMS, {"key": str(key), "item": document})
+        self._ledger.add(str(key), document)
         self.items[str(key)] = document
 
     def forget(self) -> None:
         """Take no piece for finished any more: what they left behind is gone."""
         self.items.clear()
-        if self.path is not None:
-            (self.path / _ITEMS).unlink(missing_ok=True)
+        if self._ledger is not None:
+            self._ledger.clear()
 
     def discard(self) -> None:
         """Remove the folder: what it was kept for is done, and written elsewhere."""
         if self.path is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
+            remove_all(self.path)
 
     def finish(
         self,
@@ -114,77 +153,78 @@ class Run:
         tables: Mapping[str, Callable[[], list[dict[str, Any]]]] | None = None,
         remove: Sequence[str] = (),
     ) -> None:
-        """Write the results beside the plan, then tables, and remove what only the work needed."""
-        if self.path is None:
+        """Write tables, remove what only the work needed, and write the results beside the plan.
+
+        Results come last: whoever stops before they are there finds every piece finished, and ends it.
+        """
+        if self.path is None or self._ledger is None:
             return
-        write_json(self.path / _RUN, {**self._plan, "state": "done", "results": results()})
+        self._ledger.order(self._order)
         for name, rows in (tables or {}).items():
             write_table(self.path / f"{name}.parquet", rows())
         for name in remove:
-            place = self.path / name
-            if place.is_file():
-                place.unlink()
-            shutil.rmtree(place, ignore_errors=True)
+            remove_all(self.path / name)
+        self._write({"state": "done", "results": results()})
 
-    def _open(self, path: Path) -> None:
+    def _open(self, path: Place) -> None:
         foreign = RunFolderError(f"{path} exists and is not a run folder.", "Give a new or empty folder.")
-        if path.exists() and not path.is_dir():
-            raise foreign
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            if path.exists() and not path.is_dir():
+                raise foreign
+            if not is_remote(path):
+                path.mkdir(parents=True, exist_ok=True)
+            hold(path, self)
+            begun = (path / _RUN).exists()
+            others = (
+                [] if begun or not path.exists() else [one for one in path.iterdir() if not _ours(one.name)]
+            )
         except OSError as error:
             raise UnwritableError(
-                f"{path} cannot be written: {error.strerror}.", "Give another place."
+                f"{path} cannot be written: {error.strerror or first_line(error)}.", "Give another place."
             ) from error
-        hold(path, self)
-        if (path / _RUN).exists():
-            self._continue(path)
-        elif any(path.iterdir()):
+        if others:
             raise foreign
+        self._ledger = ledger_in(path)
+        if begun:
+            self._continue(path)
         else:
-            write_json(path / _RUN, {**self._plan, "state": "running"})
+            self._write({"state": "running"})
         if self.results is None:
-            self._append(path / _RECORD, record(command=self._name_command))
+            self._record(path)
+
+    def _record(self, path: Place) -> None:
+        said = record(command=self._name_command)
+        if is_remote(path):  # where nothing can be appended
+            write_json(path / "record" / f"{said['date']}-{uuid.uuid4().hex[:8]}.json", said)
+        else:
+            append(path / _RECORD, said)
+
+    def _write(self, more: dict[str, Any]) -> None:
+        assert self.path is not None
+        document = plain({**self._plan, **more})
+        write_json(self.path / _RUN, {**document, _SUM: sha256_document(document)})
 
     def _decoded(self, kind: type[Item], value: Any, name: str) -> Item:
         try:
             item: Item = decode(kind, value)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunFolderError(
-                f"{self.place(name)} is damaged: {error}.", "Give another folder."
+                f"{name} of {self.path} is damaged: {first_line(error)}.", "Give another folder."
             ) from error
         return item
 
-    def _append(self, path: Path, entry: dict[str, Any]) -> None:
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry, allow_nan=False) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise UnwritableError(
-                f"{path} cannot be written: {error.strerror}.",
-                "Make room and rerun the same command: it continues.",
-            ) from error
-
-    def _continue(self, path: Path) -> None:
+    def _continue(self, path: Place) -> None:
         saved = read_json(path / _RUN)
-        require_same(path, saved, self._plan)
+        require_same(path, saved, self._plan)  # first: another version has another checksum, or none
+        digest = saved.pop(_SUM, None)
+        if digest != sha256_document(saved):
+            raise RunFolderError(f"{path / _RUN} fails its checksum.", "Give another folder.")
         if saved.get("state") == "done":
             self.results = saved.get("results")
-        if (path / _ITEMS).exists():
-            self._read_items(path / _ITEMS)
+        assert self._ledger is not None
+        self.items = self._ledger.read()
 
-    def _read_items(self, path: Path) -> None:
-        lines = path.read_bytes().splitlines(keepends=True)
-        whole = [line for line in lines if line.endswith(b"\n")]
-        if len(whole) < len(lines):  # the line being written when the run was stopped
-            temporary = path.with_name(path.name + ".partial")
-            temporary.write_bytes(b"".join(whole))
-            temporary.replace(path)
-        try:
-            for line in whole:
-                entry = json.loads(line)
-                self.items[entry["key"]] = entry["item"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunFolderError(f"{path} is damaged: {error}.", "Give another folder.") from error
+
+def _ours(name: str) -> bool:
+    """Whether a file may be in a folder whose run was not begun: what a killed process was writing."""
+    return name.endswith(".partial") or name == "driver.json"

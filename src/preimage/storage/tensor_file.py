@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save
 from torch import Tensor
 
 from preimage.errors import StatesError, first_line
@@ -103,9 +104,26 @@ def file_bytes(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> int
     return _lay_out(shapes, dtype)[2]
 
 
-def _lay_out(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> tuple[bytes, dict[str, int], int]:
+def header_of(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, about: Mapping[str, str]) -> bytes:
+    """What stands before the bytes of tensors that follow one another in this order."""
+    return _lay_out(shapes, dtype, about)[0]
+
+
+def pack(tensors: Mapping[str, Tensor]) -> bytes:
+    """Tensors as safetensors in memory."""
+    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+
+
+def unpack(content: bytes) -> dict[str, Tensor]:
+    """The inverse of :func:`pack`."""
+    return load(content)
+
+
+def _lay_out(
+    shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, about: Mapping[str, str] | None = None
+) -> tuple[bytes, dict[str, int], int]:
     """The header with its length, where in the file each tensor starts, and where the last one ends."""
-    entries: dict[str, object] = {}
+    entries: dict[str, object] = {} if about is None else {"__metadata__": dict(about)}
     starts: dict[str, int] = {}
     end = 0
     for name, shape in shapes.items():

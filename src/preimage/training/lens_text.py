@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from typing import Any
 
 import torch
 from jaxtyping import Int
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
-from preimage.errors import OptionError
-from preimage.models import LanguageModel, rows_at_once, written_by
+from preimage.errors import OptionError, RunFolderError
+from preimage.models import LanguageModel, model_as_told, rows_at_once, told_model, written_by
 from preimage.progress import Progress
 from preimage.prompts import PromptOptions, Vocabulary, documents, gather
-from preimage.storage import Run, write_tensors
+from preimage.storage import Errand, Run, current_workers
+from preimage.storage.shelf import Shelf
+from preimage.storage.tensor_file import pack, unpack
 from preimage.training.options import LensOptions
 
 log = logging.getLogger(__name__)
@@ -62,28 +63,75 @@ def own_text(
     length = min(max(_ROW, options.length), model.max_length or max(_ROW, options.length))
     rows = -(-(options.sampled_tokens or 1) // length)
     size = rows_at_once(model, length)
-    pieces = []
-    for first in range(0, rows, size):
-        progress(first * length, rows * length, "tokens sampled")
-        count = min(size, rows - first)
-        place = run.place(f"sampled-{first}-{count}.safetensors")
-        pieces.append(_kept(place, model, (count, length), options.seed * 1_000_003 + _APART + first))
-    progress(rows * length, rows * length, "tokens sampled")
-    return torch.cat(pieces)
+    keys = [f"{first}-{min(size, rows - first)}" for first in range(0, rows, size)]
+    sampler, shelf = Sampler(model, length, options.seed), run.shelf
+    held: dict[str, Int[Tensor, "row token"]] = {}
+
+    def write(some: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+        for key in some:
+            held[key] = sampler.write(key)
+            yield {} if shelf is None else sampler.put(shelf, key, held[key])
+
+    errand = None
+    if current_workers() is not None:
+        errand = Errand(SampleJob.NAME, {"model": told_model(model), "length": length, "seed": options.seed})
+    kept = run.each(keys, dict, write, progress, "pieces of text sampled", errand=errand)
+    for key in keys:
+        if key not in held and shelf is not None:
+            there = sampler.get(shelf, key, kept[key])
+            held[key] = sampler.write(key) if there is None else there
+    return torch.cat([held[key] for key in keys])
 
 
-def _kept(
-    place: Path | None, model: LanguageModel, shape: tuple[int, int], seed: int
-) -> Int[Tensor, "row token"]:
-    """One piece, from the folder or written now and put there."""
-    if place is not None:
-        with suppress(OSError, SafetensorError, KeyError):  # none there, or none that can be read
-            return load_file(place)["ids"]
-    ids = written_by(model, *shape, seed, start="random")
-    assert ids is not None, "the model has an LM head"
-    if place is not None:
-        write_tensors(place, {"ids": ids})
-    return ids
+class Sampler:
+    """Text in pieces, each of its own seed: ``first-count`` are so many rows from the first on."""
+
+    def __init__(self, model: LanguageModel, length: int, seed: int) -> None:
+        self._model, self._length, self._seed = model, length, seed
+
+    def write(self, key: str) -> Int[Tensor, "row token"]:
+        """What the model writes of a piece."""
+        first, count = map(int, key.split("-"))
+        seed = self._seed * 1_000_003 + _APART + first
+        ids = written_by(self._model, count, self._length, seed, start="random")
+        assert ids is not None, "the model has an LM head"
+        return ids
+
+    def put(self, shelf: Shelf, key: str, ids: Int[Tensor, "row token"]) -> dict[str, Any]:
+        """Keep a piece on a shelf; what is to be noted of it."""
+        content = pack({"ids": ids})
+        shelf.put(_name(key), content)
+        return {"sha256": sha256(content).hexdigest()}
+
+    def get(self, shelf: Shelf, key: str, noted: dict[str, Any]) -> Int[Tensor, "row token"] | None:
+        """A piece from a shelf; None where it is not what was noted: it can be written again."""
+        try:
+            content = shelf.get(_name(key), 0, None)
+        except RunFolderError:
+            return None
+        return unpack(content)["ids"] if sha256(content).hexdigest() == noted.get("sha256") else None
+
+
+class SampleJob:
+    """Has a worker's model write pieces of text."""
+
+    NAME = "preimage.training.lens_text:SampleJob"
+
+    def __init__(self, sampler: Sampler, shelf: Shelf) -> None:
+        self._sampler, self._shelf = sampler, shelf
+
+    @classmethod
+    def made(cls, spec: dict[str, Any], attached: bytes, shelf: Shelf) -> SampleJob:
+        """One that works on this machine's own copy of the model."""
+        return cls(Sampler(model_as_told(spec["model"]), spec["length"], spec["seed"]), shelf)
+
+    def do(self, keys: Sequence[str], inputs: bytes) -> list[Any]:
+        """Pieces, put on the shelf."""
+        return [self._sampler.put(self._shelf, key, self._sampler.write(key)) for key in keys]
+
+
+def _name(key: str) -> str:
+    return f"sampled-{key}.safetensors"
 
 
 def _nothing() -> Int[Tensor, " token"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,20 +65,21 @@ def train_trajectory(
     )
     steps = checkpoint_steps(chosen.steps, chosen.checkpoints)
     checkpoints = [*run.kept(steps, Checkpoint).values()]
-    left, kept = run.left(steps), run.place(_MODEL)
-    if left or (kept is not None and not kept.exists()):
+    kept = run.place(_MODEL)
+    if run.left(steps) or (kept is not None and not kept.exists()):
         state = run.place(_STATE)
         training = Training(model, text.train, chosen, state)
         if checkpoints and training.step < checkpoints[-1].step:
             raise RunFolderError(f"{state} is missing or too old.", "Give another folder.")
 
-        def train_to(step: int) -> None:
-            training.advance(step, progress)
-            before = checkpoints[-1].step if checkpoints else 0
-            checkpoints.append(_checkpoint(training, text, geometry, before, on))
-            run.keep(step, checkpoints[-1])
+        def train_to(some: tuple[int, ...]) -> Iterator[Checkpoint]:
+            for step in some:
+                training.advance(step, progress)
+                before = checkpoints[-1].step if checkpoints else 0
+                checkpoints.append(_checkpoint(training, text, geometry, before, on))
+                yield checkpoints[-1]
 
-        run.each(left, train_to)
+        run.each(steps, Checkpoint, train_to)
     trajectory = Trajectory(
         options=chosen.to_dict(),
         model=_about(model, chosen),

@@ -1,0 +1,334 @@
+"""Workers on a Ray cluster: who they are, what each is doing, and what is done about those that are lost.
+
+Ray's own restarts and retries are off: a lost worker is replaced here, and what it was doing goes to another
+(:mod:`preimage.cluster.schedule`). What is finished is in the ledger of the run, and nowhere in the cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple, Self
+
+from preimage import errors
+from preimage.cluster.joining import LOCAL, joined, started
+from preimage.cluster.schedule import Schedule
+from preimage.cluster.worker import DONE, REFUSED, Answer, Worker, facts, packed
+from preimage.errors import ClusterError, OptionError, PreimageError
+from preimage.storage import Errand, Place, working_with
+from preimage.storage.elsewhere import Group
+from preimage.storage.places import address as address_of
+from preimage.storage.places import place_of
+from preimage.storage.shelf import FolderShelf, Shelf
+
+log = logging.getLogger(__name__)
+
+_CORES = 4  # that a worker on a CPU has, where there are many
+_PATIENCE = 180.0  # seconds without any worker before the cluster is given up
+_TURN = 1.0  # seconds after which the driver looks around though nothing has happened
+_PROOF = "shelf.partial"  # a file by which a worker knows that it sees the driver's folder
+
+
+class Member(NamedTuple):
+    """A worker, from the start of its process on."""
+
+    number: int
+    actor: Any
+
+
+class WorkerStats(NamedTuple):
+    """What is known of a worker after its work."""
+
+    pieces: int
+    seconds: float  # of work, waiting left out
+    peak_bytes: int
+
+
+class Actor(Worker):
+    """A worker as Ray runs it: what is large comes by reference, once."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self._shelves: dict[str, Shelf] = {}
+
+    def run(
+        self, digest: str, told: list[Any], folder: dict[str, Any], keys: list[str], inputs: bytes
+    ) -> tuple[Any, ...]:
+        """Some pieces of a job; ``told`` holds a reference that is followed where the job is new."""
+        import ray
+
+        if folder["address"] not in self._shelves:
+            self._shelves = {folder["address"]: _shelf(folder)}
+        new = digest not in self._jobs
+        content = bytes(ray.get(told[0])) if new else b""
+        return tuple(self.do(digest, content, self._shelves[folder["address"]], keys, inputs))
+
+
+class RelayShelf:
+    """The shelf of a folder that only the driver's machine sees."""
+
+    def __init__(self, relay: Any) -> None:
+        self._relay = relay
+
+    def put(self, name: str, content: bytes) -> None:
+        """Have it written there."""
+        import ray
+
+        _raise_told(ray.get(self._relay.put.remote(name, content)))
+
+    def get(self, name: str, start: int, stop: int | None) -> bytes:
+        """Have it read there."""
+        import ray
+
+        found = ray.get(self._relay.get.remote(name, start, stop))
+        _raise_told(found)
+        return bytes(found)
+
+
+class Relay:
+    """Reads and writes in the driver's folder for workers that do not see it; runs beside the driver."""
+
+    def __init__(self, folder: str) -> None:
+        self._shelf = FolderShelf(place_of(folder))
+
+    def put(self, name: str, content: bytes) -> str | None:
+        """Write a file; why not, as json."""
+        try:
+            self._shelf.put(name, content)
+        except PreimageError as error:
+            return _told_error(error)
+        return None
+
+    def get(self, name: str, start: int, stop: int | None) -> bytes | str:
+        """Read a part of one; why not, as json."""
+        try:
+            return self._shelf.get(name, start, stop)
+        except PreimageError as error:
+            return _told_error(error)
+
+
+def _shelf(folder: dict[str, Any]) -> Shelf:
+    """The driver's folder where this process sees it, else the way through the driver's machine."""
+    with suppress(OSError, PreimageError):
+        shelf = FolderShelf(place_of(folder["address"]))
+        if shelf.get(_PROOF, 0, None).decode() == folder["proof"]:
+            return shelf
+    return RelayShelf(folder["relay"])
+
+
+class Cluster:
+    """Workers that do the pieces of every run begun while it is open.
+
+    ``address``: ``local`` starts a cluster of this machine's cores and GPUs, which ends with it; HOST:PORT
+    joins one that runs. ``workers``: how many, by default one for every GPU, or for every four cores where
+    there is none (two at least). ``device``: cpu leaves GPUs alone. A worker loads the same model by its
+    name and is refused if it has other weights; it must have the same versions of preimage and torch.
+
+    >>> with preimage.Cluster("local", workers=2):            # doctest: +SKIP
+    ...     preimage.find_collisions(model, prompts, out="runs/c")
+    """
+
+    def __init__(self, address: str = LOCAL, workers: int | None = None, *, device: str = "auto") -> None:
+        if workers is not None and workers < 1:
+            raise OptionError(f"workers is {workers}.", "Give at least 1.")
+        self._address, self._asked, self._device = address, workers, device
+        self._members: dict[int, Member] = {}
+        self._numbers = 0
+        self._joining: dict[Any, Member] = {}
+        self._stack = ExitStack()
+        self.stats: dict[int, WorkerStats] = {}
+        self.lost = 0
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if self._address == LOCAL:
+            wanted = self._asked or _by_default(cores)
+            opened = started(max(cores, wanted), 0 if self._device == "cpu" else None)
+        else:
+            opened = joined(self._address)
+        self._ray = self._stack.enter_context(opened)
+        there = self._ray.cluster_resources()
+        gpus = 0 if self._device == "cpu" else int(there.get("GPU", 0))
+        self.count = self._asked or (gpus or _by_default(int(there.get("CPU", 1))))
+        self._share = {
+            "num_gpus": 1 if gpus else 0,
+            "num_cpus": max(1, int(there.get("CPU", 1)) // self.count),
+        }
+        self._stack.enter_context(working_with(self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+        self._members.clear()
+        self._joining.clear()
+
+    def each(
+        self, errand: Errand, groups: Sequence[Group], folder: Place
+    ) -> Iterator[tuple[Group, list[Any]]]:
+        """Every group as it gets finished; errors of ours come back as what they are."""
+        schedule: Schedule[Group] = Schedule(groups)
+        for number in self._members:
+            schedule.join(number)
+        digest, told = packed(errand)
+        with self._place(folder) as place:
+            job = f"{digest} {place['address']} {place['proof']}", [self._ray.put(told)], place
+            yield from self._follow(schedule, errand, job)
+        if schedule.poisoned:
+            raise _given_up(schedule.poisoned, len(groups))
+
+    def _follow(
+        self, schedule: Schedule[Group], errand: Errand, job: tuple[Any, ...]
+    ) -> Iterator[tuple[Group, list[Any]]]:
+        """Hand out what waits, take what is done, replace who is lost."""
+        pending: dict[Any, tuple[int, Group]] = {}
+        deadline = time.monotonic() + _PATIENCE
+        while schedule.open:
+            self._staff(schedule)
+            for number, member in self._members.items():
+                while (group := schedule.next(number)) is not None:
+                    inputs = errand.inputs(group) if errand.inputs else b""
+                    pending[member.actor.run.remote(*job, list(group), inputs)] = number, group
+            if self._members:
+                deadline = time.monotonic() + _PATIENCE
+            elif time.monotonic() > deadline:
+                raise ClusterError(
+                    f"No worker has come for {_PATIENCE:.0f} s.", "Look at the cluster's log (`ray status`)."
+                )
+            for ref in self._ray.wait([*pending, *self._joining], timeout=_TURN)[0]:
+                if ref in self._joining:
+                    self._welcome(ref, schedule, errand)
+                    continue
+                number, group = pending.pop(ref)
+                answer = self._answer(ref, number, schedule)
+                if answer is None:
+                    for other in [one for one, (whose, _) in pending.items() if whose == number]:
+                        del pending[other]
+                elif answer.kind == DONE:
+                    schedule.finished(number, group)
+                    yield group, json.loads(answer.content)
+                elif answer.kind == REFUSED:
+                    raise _error_of(answer.content)
+                else:
+                    schedule.failed(number, group, answer.content.decode(errors="replace"))
+            if schedule.hopeless:
+                raise ClusterError(
+                    "Workers are lost again and again, and nothing gets finished.",
+                    "They may lack memory: give fewer workers, or machines with more.",
+                )
+
+    def _staff(self, schedule: Schedule[Group]) -> None:
+        """Start workers up to their number."""
+        while len(self._members) + len(self._joining) < self.count:
+            remote = self._ray.remote(
+                max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD", **self._share
+            )
+            member = Member(self._numbers, remote(Actor).remote(self._share["num_cpus"]))
+            self._numbers += 1
+            self._joining[member.actor.hello.remote()] = member
+
+    def _welcome(self, ref: Any, schedule: Schedule[Group], errand: Errand) -> None:
+        """A new worker has said who it is, or was lost before that."""
+        member = self._joining.pop(ref)
+        try:
+            said = json.loads(self._ray.get(ref))
+        except self._ray.exceptions.RayError as error:
+            log.debug("a worker did not come: %s", error)
+            schedule.lost(member.number, str(error))
+            return
+        _require_same(said, errand)
+        self._members[member.number] = member
+        schedule.join(member.number)
+
+    def _answer(self, ref: Any, number: int, schedule: Schedule[Group]) -> Answer | None:
+        """What a worker says; None where it is lost, and then it is replaced."""
+        try:
+            answer = Answer(*self._ray.get(ref))
+        except self._ray.exceptions.RayError as error:
+            self.lost += 1
+            log.warning("a worker was lost, and its work goes to another: %s", errors.first_line(error))
+            with suppress(Exception):
+                self._ray.kill(self._members[number].actor)
+            self._members.pop(number, None)
+            schedule.lost(number, errors.first_line(error))
+            return None
+        before = self.stats.get(number, WorkerStats(0, 0.0, 0))
+        self.stats[number] = WorkerStats(
+            before.pieces + 1, before.seconds + answer.seconds, max(before.peak_bytes, answer.peak_bytes)
+        )
+        return answer
+
+    @contextmanager
+    def _place(self, folder: Place) -> Iterator[dict[str, Any]]:
+        """How workers find a folder: where it is, what proves that they see it, and another way to it."""
+        proof, address = uuid.uuid4().hex, address_of(folder)
+        shelf = FolderShelf(folder)
+        shelf.put(_PROOF, proof.encode())
+        here = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            self._ray.get_runtime_context().get_node_id(), soft=False
+        )
+        make = self._ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy=here)
+        relay = make(Relay).remote(address)
+        try:
+            yield {"address": address, "proof": proof, "relay": relay}
+        finally:
+            with suppress(Exception):
+                self._ray.kill(relay)
+            with suppress(OSError):
+                (folder / _PROOF).unlink(missing_ok=True)
+
+
+def _by_default(cores: int) -> int:
+    """Workers on so many cores, where there is no GPU."""
+    return min(cores, max(2, math.ceil(cores / _CORES)))
+
+
+def _require_same(said: dict[str, Any], errand: Errand) -> None:
+    """Refuse a worker on which the same work would be another."""
+    ours, theirs = facts(), said["facts"]
+    differ = [
+        f"{name} {theirs.get(name)}, not {value}" for name, value in ours.items() if theirs.get(name) != value
+    ]
+    if differ:
+        raise ClusterError(
+            f"A worker has {'; '.join(differ)}.", "Install the same versions everywhere, and start anew."
+        )
+    device = errand.spec.get("model", {}).get("device")
+    if device is not None and device != said["device"]:
+        raise ClusterError(
+            f"The model is on {device}, and a worker has {said['device']}.",
+            f"Give --device {said['device']}, or workers with {device}.",
+        )
+
+
+def _told_error(error: PreimageError) -> str:
+    return json.dumps({"type": type(error).__name__, **error.to_dict()})
+
+
+def _raise_told(found: object) -> None:
+    if isinstance(found, str):
+        raise _error_of(found)
+
+
+def _error_of(content: bytes | str) -> PreimageError:
+    """The error a worker raised, as the kind it was."""
+    told = json.loads(content)
+    kind = getattr(errors, str(told["type"]), None)
+    made = kind if isinstance(kind, type) and issubclass(kind, PreimageError) else PreimageError
+    return made(str(told["message"]), str(told["hint"]))
+
+
+def _given_up(poisoned: dict[Group, str], total: int) -> ClusterError:
+    named = "; ".join(
+        f"{', '.join(group)[:60]}: {reason[:200]}" for group, reason in list(poisoned.items())[:3]
+    )
+    return ClusterError(
+        f"{len(poisoned)} of {total} pieces ended every worker that tried them ({named}).",
+        "All others are kept; rerun the command to try these again, with more memory for each worker.",
+    )
