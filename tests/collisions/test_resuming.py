@@ -55,7 +55,7 @@ def test_a_run_folder_holds_what_the_search_returns(whole: Path, compared: list[
 
 @pytest.mark.parametrize(
     ("note", "number", "left"),
-    [("prompts captured", 2, 5), ("layers compared", 1, 4), ("layers compared", 3, 2), ("layers", 5, 0)],
+    [("prompts captured", 2, 5), ("layers compared", 2, 4), ("layers compared", 4, 2), ("layers", 6, 0)],
 )
 def test_an_interrupted_search_continues(
     note: str, number: int, left: int, whole: Path, compared: list[int], tmp_path: Path

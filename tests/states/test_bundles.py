@@ -161,7 +161,7 @@ def test_a_manifest_that_is_none_is_refused(raw: bytes, bundle: Path) -> None:
 
 
 CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
-    "schema": lambda m: m.update(schema="preimage/7"),
+    "schema": lambda m: m.update(schema="preimage/8"),
     "no schema": lambda m: m.pop("schema"),
     "no bytes": lambda m: m.pop("bytes"),
     "no checksums": lambda m: m.pop("checksums"),

@@ -16,6 +16,7 @@ import torch
 
 import preimage
 from preimage.errors import BundleError, LayerError, OptionError, PromptError, RunFolderError
+from preimage.states import batches
 from preimage.states import bundle as bundle_module
 from preimage.storage import Run
 from support.bundles import (
@@ -65,7 +66,7 @@ def test_streaming_writes_the_very_bundle_that_saving_would(positions: str, tmp_
 def test_an_interrupted_capture_is_continued(
     batch_tokens: int | None, kept_tokens: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(capture_module, "_KEPT_TOKENS", kept_tokens)
+    monkeypatch.setattr(batches, "_KEPT_TOKENS", kept_tokens)
     model = tiny("llama")
     options: dict[str, Any] = {"layers": LAYERS, "batch_tokens": batch_tokens}
     preimage.capture(model, PROMPTS, out=tmp_path / "whole", **options)
@@ -99,7 +100,7 @@ def test_an_interrupted_capture_is_continued(
 
 def test_a_capture_killed_at_any_moment_is_continued(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # What a kill -9 leaves is what is on the disk at that moment: a copy of the folder.
-    monkeypatch.setattr(capture_module, "_KEPT_TOKENS", 1)
+    monkeypatch.setattr(batches, "_KEPT_TOKENS", 1)
     model, out, copies = tiny("llama"), tmp_path / "whole", []
 
     def copy_folder(*_: object) -> None:
@@ -151,7 +152,7 @@ def test_a_capture_whose_partial_file_was_lost_starts_again(
 
 
 def interrupt(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture_module, "_KEPT_TOKENS", 1)
+    monkeypatch.setattr(batches, "_KEPT_TOKENS", 1)
 
     def stop(done: int, total: int, note: str) -> None:
         if done == 5:

@@ -12,7 +12,8 @@ import pytest
 
 import preimage
 from preimage.errors import BundleError
-from support.bundles import LAYERS, MANIFEST, PROMPTS, TENSORS, capture_module, same_numbers, sha
+from preimage.states import batches
+from support.bundles import LAYERS, MANIFEST, PROMPTS, TENSORS, same_numbers, sha
 from support.refusing import refused
 from support.tiny import tiny
 
@@ -84,7 +85,7 @@ def test_a_full_disk_leaves_no_bundle_behind(
 def test_a_disk_that_fills_up_on_the_way_leaves_no_bundle_behind(
     write: Callable[[Path], object], after: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(capture_module, "_KEPT_TOKENS", 1)
+    monkeypatch.setattr(batches, "_KEPT_TOKENS", 1)
     write(tmp_path / "warm-up")
     out, calls, fsync = tmp_path / "b", 0, os.fsync
 

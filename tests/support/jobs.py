@@ -204,7 +204,9 @@ def _stepping(job: Job, out: Path, moment: dict[str, int]) -> str:
             finishing = made["call"]
 
     def audit(event: str, given: tuple[Any, ...]) -> None:
-        if event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate") or (event == "open" and given[2] & (os.O_WRONLY | os.O_RDWR)):
+        if event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate") or (
+            event == "open" and given[2] & (os.O_WRONLY | os.O_RDWR)
+        ):
             one_more("write")
 
     def keep(run: Run, *given: Any) -> None:

@@ -16,6 +16,7 @@ from preimage.models import LanguageModel, model_as_told, told_model
 from preimage.progress import Progress
 from preimage.prompts import PromptSet
 from preimage.states import States, adopt_noise, pack_ids, states_as_told, told_noise, unpack_ids
+from preimage.states.capture import SPREAD
 from preimage.states.pieces import PieceStore
 from preimage.storage import Errand, Run, current_workers, decode
 from preimage.storage.shelf import Shelf
@@ -143,7 +144,7 @@ def _options(spec: dict[str, Any]) -> CollisionOptions:
 
 def _told(states: States, name: str) -> dict[str, Any]:
     assert isinstance(states.store, PieceStore)
-    return states.store.told(f"{STATES}/{name}")
+    return states.store.told(f"{STATES}/{name}/{SPREAD}")
 
 
 def _layer(key: str) -> Layer:

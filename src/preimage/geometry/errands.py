@@ -13,6 +13,7 @@ from preimage.geometry.quantiser import Quantiser
 from preimage.layers import Layer
 from preimage.models import LanguageModel, model_as_told, told_model
 from preimage.states import States, adopt_noise, pack_ids, states_as_told, told_noise, unpack_ids
+from preimage.states.capture import SPREAD
 from preimage.states.pieces import PieceStore
 from preimage.storage import Errand, decode
 from preimage.storage.shelf import Shelf
@@ -37,7 +38,7 @@ class GeometryJob:
         assert states.token_ids is not None
         spec = {
             "model": told_model(model), "noise": told_noise(model, states.layers),
-            "options": options.to_dict(), "states": states.store.told("states"),
+            "options": options.to_dict(), "states": states.store.told(f"states/{SPREAD}"),
         }  # fmt: skip
         return Errand(cls.NAME, spec, pack_ids(states.token_ids))
 

@@ -17,6 +17,8 @@ from preimage.progress import Progress, silent
 from preimage.prompts import PromptOptions, PromptSet
 from preimage.storage import Run, current_workers, inside, write_table
 
+_STATES = "states"  # in a run's folder, until it is done
+
 
 def sweep_geometry(
     over: SweepOptions | Sequence[str | models.LanguageModel],
@@ -95,11 +97,12 @@ def measure_model(
     run = Run(plan_of(model.identity.to_dict(), prompts.ids, wanted, chosen), out)
     there = run.result(Geometry)
     if there is not None:
+        run.finish(there.to_dict, {"layers": there.rows}, [_STATES])
         return there
-    states = capture_for_run(model, prompts, wanted, run.place("states"), progress)
+    states = capture_for_run(model, prompts, wanted, run.place(_STATES), progress)
     errand = None if current_workers() is None else GeometryJob.errand(model, states, chosen)
     measured = MeasuredLayers(states, chosen, model.device, model, progress, errand)
-    return measure_states(measured, run, ["states"])
+    return measure_states(measured, run, [_STATES])
 
 
 def _check(

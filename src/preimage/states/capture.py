@@ -26,7 +26,7 @@ from preimage.states.batches import Piece, cut, missing
 from preimage.states.bundle import UNFINISHED, finish_bundle, open_states, prepare_folder, unwritable
 from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
 from preimage.states.noise import noise_floor
-from preimage.states.pieces import CaptureJob, Computing, PieceStore, pack_ids
+from preimage.states.pieces import CaptureJob, Computing, PieceStore, copied, pack_ids
 from preimage.states.states import MemoryStore, States, Store
 from preimage.storage import MANIFEST, TENSORS, Errand, Place, Run, current_workers, is_remote, place_of
 from preimage.storage.shelf import FolderShelf
@@ -35,6 +35,7 @@ from preimage.storage.tensor_file import TensorFileReader, TensorFileWriter, fil
 _MEMORY_BYTES = 2 * 2**30  # more than this goes to disk
 _CUDA_BATCH_TOKENS = 16384
 _PIECES = "pieces"  # the folder of files of some prompts each, inside that of a run
+SPREAD = "spread"  # the folder of a run that captures for work of our own, so
 _COPIED = 256  # rows copied at once
 
 
@@ -126,7 +127,8 @@ def capture_for_run(
     (without a folder: in memory). The batches are those of the device.
     """
     batch = by_device(BATCH_TOKENS, model.device)
-    if folder is None or not (is_remote(folder) or current_workers()):
+    spread = folder is not None and (is_remote(folder) or current_workers() or (folder / SPREAD).exists())
+    if folder is None or not spread:
         return capture(
             model, prompts, layers, positions="last", batch_tokens=batch, out=folder, progress=progress
         )
@@ -137,7 +139,7 @@ def capture_for_run(
     seen = Observation()
     layout = Layout(group_by_length([len(row) for row in ids]), tuple(layers), "last", model.d_model)
     job = _Capture(Computing(model, ids, layout, seen), seen, batch, progress, provenance)
-    return job.in_pieces(Run(job.plan, folder))
+    return job.in_pieces(Run(job.plan, folder / SPREAD), None if is_remote(folder) else job.finished(folder))
 
 
 def _on_a_disk(out: str | Path) -> Path:
@@ -206,7 +208,7 @@ class _Capture:
 
     def to_bundle(self, folder: Path, withhold_ids: bool) -> States:
         """Capture into a bundle, or finish one that was begun there."""
-        there = self._finished(folder)
+        there = self.finished(folder)
         if there is not None:
             return there
         prepare_folder(folder)
@@ -228,8 +230,11 @@ class _Capture:
             raise unwritable(folder, error) from error
         return states
 
-    def in_pieces(self, run: Run) -> States:
-        """Capture into files of some prompts each, in the folder of a run, and read states from there."""
+    def in_pieces(self, run: Run, there_already: States | None = None) -> States:
+        """Capture into files of some prompts each, in the folder of a run, and read states from there.
+
+        States that are there already are only copied.
+        """
         assert run.path is not None
         model, layout, tokens = self.model, self.layout, self.batch_tokens
         if run.items and not (run.path / _PIECES).exists():
@@ -244,12 +249,16 @@ class _Capture:
 
         def capture_piece(keys: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             for key in keys:
-                content = self.computing.file(Piece.of(key), left[key])
+                piece = Piece.of(key)
+                if there_already is not None:
+                    content = copied(layout, piece, there_already)
+                else:
+                    content = self.computing.file(piece, left[key])
                 shelf.put(f"{_PIECES}/{key}.safetensors", content)
                 yield {}
 
         errand = None
-        if current_workers() is not None:
+        if current_workers() is not None and there_already is None:
             spec = CaptureJob.spec(told_model(model), layout, self.observation, _PIECES, tokens)
             errand = Errand(CaptureJob.NAME, spec, pack_ids(self.ids))
         keys = [*run.items, *left]
@@ -286,17 +295,19 @@ class _Capture:
         def fill(keys: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             nonlocal done
             for key in keys:
-                for batch in left[key]:
+                for number, batch in enumerate(left[key]):
+                    if number:
+                        self.progress(done, self.layout.count, "prompts captured")
                     for layer, kept in self.computing.run(batch).items():
                         store.write(tensor_name(layer, batch.group), batch.row, kept)
                     done += len(batch.prompts)
-                    self.progress(done, self.layout.count, "prompts captured")
                 store.sync()
                 yield {}
+                self.progress(done, self.layout.count, "prompts captured")  # kept by now
 
         run.each(list(left), dict, fill)
 
-    def _finished(self, folder: Path) -> States | None:
+    def finished(self, folder: Path) -> States | None:
         """The bundle in the folder, if it is the very one asked for; its ids must be in it to know that."""
         if not (folder / MANIFEST).exists():
             return None

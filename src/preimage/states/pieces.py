@@ -123,6 +123,18 @@ def file_of(layout: Layout, piece: Piece, tensors: Mapping[str, Tensor], dtype: 
     return header_of(shapes, dtype, sums) + b"".join(content)
 
 
+def copied(layout: Layout, piece: Piece, states: States) -> bytes:
+    """The file of a piece, from states that are there already."""
+    rows = {
+        tensor_name(layer, part.group): states.store.rows(
+            tensor_name(layer, part.group), part.start, part.stop
+        )
+        for layer in layout.layers
+        for part in parts_of(layout, piece)
+    }
+    return file_of(layout, piece, rows, states.dtype)
+
+
 def _kept_length(layout: Layout, part: Part) -> int:
     return layout.groups[part.group].length if layout.positions == "all" else 1
 

@@ -10,8 +10,10 @@ does not matter who does the rest.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -50,8 +52,9 @@ class Run:
         self, plan: dict[str, Any], out: str | Path | Place | None, *, name_command: bool = True
     ) -> None:
         if out is None and current_workers() is not None:  # who must have a place to find things in
-            self._temporary = tempfile.TemporaryDirectory(prefix="preimage-")
-            out = Path(self._temporary.name) / "run"
+            temporary = tempfile.mkdtemp(prefix="preimage-")
+            weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
+            out = Path(temporary) / "run"
         self.path: Place | None = None if out is None else place_of(out)
         self.items: dict[str, Any] = {}
         self.results: dict[str, Any] | None = None  # of a run that is done
@@ -153,18 +156,23 @@ class Run:
         tables: Mapping[str, Callable[[], list[dict[str, Any]]]] | None = None,
         remove: Sequence[str] = (),
     ) -> None:
-        """Write tables, remove what only the work needed, and write the results beside the plan.
+        """Write the results beside the plan, then tables, and remove what only the work needed.
 
-        Results come last: whoever stops before they are there finds every piece finished, and ends it.
+        Of a run that was done before only what is missing is written: it may have been stopped here.
         """
         if self.path is None or self._ledger is None:
             return
-        self._ledger.order(self._order)
+        before = self.results is not None
+        if not before:
+            self._ledger.order(self._order)
+            self._write({"state": "done", "results": results()})
         for name, rows in (tables or {}).items():
-            write_table(self.path / f"{name}.parquet", rows())
+            table = self.path / f"{name}.parquet"
+            if not (before and table.exists()):
+                write_table(table, rows())
         for name in remove:
-            remove_all(self.path / name)
-        self._write({"state": "done", "results": results()})
+            if (self.path / name).exists():
+                remove_all(self.path / name)
 
     def _open(self, path: Place) -> None:
         foreign = RunFolderError(f"{path} exists and is not a run folder.", "Give a new or empty folder.")

@@ -75,7 +75,11 @@ def own_text(
     errand = None
     if current_workers() is not None:
         errand = Errand(SampleJob.NAME, {"model": told_model(model), "length": length, "seed": options.seed})
-    kept = run.each(keys, dict, write, progress, "pieces of text sampled", errand=errand)
+
+    def in_tokens(done: int, total: int, note: str) -> None:
+        progress(min(done * size, rows) * length, rows * length, note)
+
+    kept = run.each(keys, dict, write, in_tokens, "tokens sampled", errand=errand)
     for key in keys:
         if key not in held and shelf is not None:
             there = sampler.get(shelf, key, kept[key])
