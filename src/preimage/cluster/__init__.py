@@ -9,5 +9,6 @@ from preimage.lazy import lazy_names
 if TYPE_CHECKING:
     from preimage.cluster.engine import Cluster, WorkerStats
     from preimage.cluster.schedule import Schedule
+    from preimage.cluster.simulation import Machine, SimulatedRun, simulate
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)
