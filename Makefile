@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 ROUNDS ?= 5
+SECONDS ?= 60
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # What torch, oneDNN and MKL take instead of what this processor offers: the sums of an old machine of any maker.
@@ -12,7 +13,7 @@ OTHER := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBL
 
 BF16 := import torch; torch.randn(64, 64).bfloat16() @ torch.randn(64, 64).bfloat16()
 
-.PHONY: demo test test-portable search lint setup model clean
+.PHONY: demo test test-portable search fuzz lint setup model clean
 
 demo: setup
 	$(BIN)/preimage demo
@@ -32,6 +33,10 @@ test-portable: setup model
 # first by the next search, and belongs into a test as an @example.
 search: setup model
 	for round in $$(seq $(ROUNDS)); do $(PYTEST) -m hypothesis --hypothesis-profile=search || exit 1; done
+
+# Hostile files for every reader, for SECONDS in all; cases that fail are left in runs/fuzz, and belong into a test.
+fuzz: setup
+	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(SECONDS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     """What was asked for; a line a target, and everything in a file."""
     asked = _parser().parse_args(argv)
     names = asked.target or list(TARGETS)
+    print(f"Seed {asked.seed}", flush=True)
     guided = not asked.plain and importlib.util.find_spec("atheris") is not None
     shared = Path("/dev/shm")  # a long search would wear out a disk
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as work:
@@ -52,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=0, help="in all, without the start of processes")
     parser.add_argument("--cases", type=int, default=0, help="of each target")
     parser.add_argument("--target", action="append", choices=TARGETS, help="one of them, and again")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**31, help="else another every time")
     parser.add_argument("--plain", action="store_true", help="without atheris: the same cases every time")
     parser.add_argument("--keep", type=Path, default=Path("runs/fuzz"), help="folder for cases that fail")
     parser.add_argument("--json", type=Path, help="file for what was counted")

@@ -72,9 +72,12 @@ class Search:
         known = self.faults.setdefault(fault.place, {"what": fault.what, "file": None, "times": 0})
         known["times"] += 1
         if known["times"] == 1:
+            before = time.monotonic()
             data = shorten(data, lambda shorter: _place_of(self.target.read, shorter) == fault.place)
             known["file"] = f"{self.name}-{re.sub(r'[^a-z0-9]+', '-', fault.place.lower())}.case"
             (self.folder / known["file"]).write_bytes(data)
+            if self._end is not None:  # time for the search, which this was not
+                self._end += time.monotonic() - before
         self.report()
 
     def report(self, *, done: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,14 @@ def runs(folder: Path) -> list[bytes]:
     preimage.invert(model(), states, layer=LAYER, out=folder / "invert")
     find_collisions(model(), PROMPTS, [1, LAYER], hard_bases=0, out=folder / "collisions")
     return [
-        NEXT.join((folder / name / file).read_bytes() for file in ("run.json", "items.jsonl"))
+        NEXT.join(_unsealed((folder / name / file).read_bytes()) for file in ("run.json", "items.jsonl"))
         for name in ("invert", "collisions")
     ]
+
+
+def _unsealed(documents: bytes) -> bytes:
+    """Json with the word for the right digest where its own is."""
+    return re.sub(rb'("sha256": ")[0-9a-f]{64}"', lambda match: match[1] + DIGEST + b'"', documents)
 
 
 def results(folder: Path) -> list[bytes]:
@@ -109,6 +115,20 @@ def registries(folder: Path) -> list[bytes]:
     registry = (folder / "lenses" / "lenses.json").read_bytes()
     registry = registry.replace(entry.sha256.encode(), DIGEST).replace(str(entry.bytes).encode(), SIZE)
     return [NEXT.join((registry, path.read_bytes()))]
+
+
+def models(folder: Path) -> list[bytes]:
+    """What preimage itself reads of a model's folder: the config, the tokenizer's, an index, and weights."""
+    config = {"model_type": "llama", "dtype": "float32", "hidden_size": 16, "num_hidden_layers": 2,
+              "vocab_size": 40, "max_position_embeddings": 32}  # fmt: skip
+    index = {"metadata": {"total_size": 64}, "weight_map": {"h": "w.safetensors"}}
+    weights = save({"h": torch.zeros(4, 4), "codes": torch.zeros(3, dtype=torch.int8)})
+    tokens = [{"bos_token": "<s>"}, {"bos_token": {"content": "<s>"}}]
+    both = [config, {"model_type": "gemma3", "text_config": config}]
+    return [
+        NEXT.join((*(json.dumps(one).encode() for one in (said, token, index)), weights))
+        for said, token in zip(both, tokens, strict=True)
+    ]
 
 
 def texts(_: Path) -> list[bytes]:

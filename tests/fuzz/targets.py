@@ -15,6 +15,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import preimage
 from fuzz import mutation, seeds
 from fuzz.judging import check_words, scratch
@@ -27,10 +29,12 @@ from preimage.geometry import Geometry
 from preimage.inversion import Inversion, pull_lenses, verify_lenses
 from preimage.inversion.proposers.lens_files import given_lens, read_info, read_weights
 from preimage.layers import parse_layer, parse_layers
+from preimage.models import locate, read_preview
+from preimage.models.memory import require_room
 from preimage.observations import Observation
 from preimage.prompts import PromptOptions, Vocabulary, gather
 from preimage.states import read_states_file
-from preimage.storage import Run, read_manifest
+from preimage.storage import Run, read_manifest, sha256_document
 from support.folders import make_tokenizer
 
 LAYER = seeds.LAYER
@@ -119,17 +123,29 @@ def read_manifest_alone(data: bytes) -> None:
 def _plans() -> tuple[dict[str, Any], ...]:
     """What the seeds of run folders were begun with."""
     begun = [json.loads(case.split(NEXT)[0]) for case in TARGETS["run"].begin()]
-    return tuple({name: run[name] for name in run if name not in ("state", "results")} for run in begun)
+    told = ("state", "results", "sha256")
+    return tuple({name: run[name] for name in run if name not in told} for run in begun)
+
+
+def _sealed(document: bytes, whole: Callable[[dict[str, Any]], Any]) -> bytes:
+    """Json with the right digest of what it covers, where it asks for that."""
+    with suppress(Exception):  # it may be anything by now
+        said = json.loads(document)
+        if said.pop("sha256") == seeds.DIGEST.decode():
+            return document.replace(seeds.DIGEST, sha256_document(whole(said)).encode())
+    return document
 
 
 def read_run(data: bytes) -> None:
     """``Run`` in a folder that is there already, and what it says is done."""
     plans = _plans()
+    begun, _, items = data.partition(NEXT)
+    lines = items.splitlines(keepends=True)
+    lines = [_sealed(line, lambda said: [said["key"], said["item"]]) for line in lines]
     with _folder() as folder:
-        for name, content in _files(data, "run.json", "items.jsonl").items():
-            (folder / name).write_bytes(content)
-        plan = plans[b'"collisions"' in data]
-        run = Run(plan, folder)
+        (folder / "run.json").write_bytes(_sealed(begun, lambda said: said))
+        (folder / "items.jsonl").write_bytes(b"".join(lines))
+        run = Run(plans[b'"collisions"' in data], folder)
         run.left(range(3))
         _each(
             lambda: run.kept(range(3), Inversion),
@@ -217,6 +233,29 @@ def read_registry(data: bytes) -> None:
         )
 
 
+@cache
+def _tokenizer() -> str:
+    text: str = make_tokenizer().backend_tokenizer.to_str()
+    return text
+
+
+MODEL_FILES = ("config.json", "tokenizer_config.json", "model.safetensors.index.json", "w.safetensors")
+
+
+def read_model(data: bytes) -> None:
+    """A model's folder as far as preimage reads it, before transformers does."""
+    with _folder() as folder:
+        (folder / "tokenizer.json").write_text(_tokenizer())
+        for name, content in _files(data, *MODEL_FILES).items():
+            (folder / name).write_bytes(content)
+        files = locate(str(folder))
+        _each(
+            lambda: require_room(files, files.dtype, torch.device("cpu")),
+            lambda: files.hash,
+            lambda: repr(read_preview(files)),
+        )
+
+
 OBSERVED: tuple[dict[str, Any], ...] = (
     {},
     {"layer": 1},
@@ -260,22 +299,19 @@ def _by_name(name: str) -> Mutate:
     return mutation.mutate_pickle if name.endswith(".pkl") else mutation.mutate_npy
 
 
-_PLAIN = mutation.mutate_bytes
+_PLAIN, _JSON, _TENSORS = mutation.mutate_bytes, mutation.mutate_json, mutation.mutate_tensors
 TARGETS: dict[str, Target] = {
-    "bundle": Target(
-        read_bundle, seeds.bundles, mutation.mutate_files(mutation.mutate_json, mutation.mutate_tensors)
-    ),
-    "manifest": Target(read_manifest_alone, seeds.manifests, mutation.mutate_json),
-    "run": Target(read_run, seeds.runs, mutation.mutate_files(mutation.mutate_json, mutation.mutate_lines)),
-    "result": Target(read_result, seeds.results, mutation.mutate_json),
+    "bundle": Target(read_bundle, seeds.bundles, mutation.mutate_files(_JSON, _TENSORS)),
+    "manifest": Target(read_manifest_alone, seeds.manifests, _JSON),
+    "run": Target(read_run, seeds.runs, mutation.mutate_files(_JSON, mutation.mutate_lines)),
+    "result": Target(read_result, seeds.results, _JSON),
     "prompts-txt": Target(_reader_of_prompts(".txt"), seeds.texts, _PLAIN),
     "prompts-jsonl": Target(_reader_of_prompts(".jsonl"), seeds.json_lines, mutation.mutate_lines),
     "prompts-parquet": Target(_reader_of_prompts(".parquet"), seeds.parquets, _PLAIN),
-    "lens": Target(read_lens_file, seeds.lenses, mutation.mutate_tensors),
-    "registry": Target(
-        read_registry, seeds.registries, mutation.mutate_files(mutation.mutate_json, mutation.mutate_tensors)
-    ),
-    "safetensors": Target(_reader_of_tensors(".safetensors"), seeds.safetensors, mutation.mutate_tensors),
+    "lens": Target(read_lens_file, seeds.lenses, _TENSORS),
+    "registry": Target(read_registry, seeds.registries, mutation.mutate_files(_JSON, _TENSORS)),
+    "model": Target(read_model, seeds.models, mutation.mutate_files(*[_JSON] * 3, _TENSORS)),
+    "safetensors": Target(_reader_of_tensors(".safetensors"), seeds.safetensors, _TENSORS),
     "npy": Target(_reader_of_tensors(".npy"), seeds.npys, mutation.mutate_npy),
     "npz": Target(_reader_of_tensors(".npz"), seeds.npzs, mutation.mutate_zip(_by_name)),
     "pt": Target(_reader_of_tensors(".pt"), seeds.torch_files, mutation.mutate_zip(_by_name)),

@@ -24,6 +24,8 @@ from preimage.errors import BundleError, LayerError, ModelError, OptionError, Ru
 from preimage.inversion import Inversion
 from preimage.inversion.proposers.lens_files import given_lens, read_info, read_weights
 from preimage.layers import parse_layer, parse_layers
+from preimage.models import locate
+from preimage.models.memory import require_room
 from preimage.observations import Observation
 from preimage.states import read_states_file
 from preimage.states.layout import Group, Layout
@@ -233,6 +235,46 @@ def test_an_archive_of_a_later_version(tmp_path: Path) -> None:
     refused(StatesError, lambda: read_states_file(tmp_path / "t.npz"))
 
 
+# Models
+
+
+HEADS: dict[str, Any] = {
+    "a header of text": "h",
+    "one offset": {"h": {"dtype": "F32", "shape": [1], "data_offsets": [0]}},
+    "one offset of codes": {"h": {"dtype": "I8", "shape": [4], "data_offsets": [0]}},
+    "more numbers than floats can count": {
+        "h": {"dtype": "F32", "shape": [2**60] * 20, "data_offsets": [0, 4]}
+    },
+    "nested beyond recursion": None,
+}
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_weights_with_any_header(head: Any, tmp_path: Path) -> None:
+    text = DEEP.encode() if head is None else json.dumps(head).encode()
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "w.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    files = locate(str(tmp_path))
+    require_room(files, "float32", torch.device("cpu"))
+    assert files.hash is None or len(files.hash) == 64
+
+
+def test_a_config_or_an_index_of_weights_nested_beyond_recursion(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(DEEP)
+    (tmp_path / "w.safetensors").write_bytes(b"")
+    assert locate(str(tmp_path)).dtype == "float32"
+    (tmp_path / "model.safetensors.index.json").write_text(DEEP)
+    refused(ModelError, lambda: locate(str(tmp_path)))
+
+
+def test_names_in_a_model_as_novels(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": NOVEL}))
+    (tmp_path / "w.safetensors").write_bytes(b"")
+    refused(ModelError, lambda: locate(str(tmp_path)).dtype)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"h": NOVEL}}))
+    refused(ModelError, lambda: locate(str(tmp_path)))
+
+
 # Results and plans
 
 
@@ -249,9 +291,11 @@ def test_a_saved_result(text: str, tmp_path: Path) -> None:
     refused(RunFolderError, lambda: Inversion.load(path))
 
 
-def test_a_document_nested_beyond_recursion(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(DEEP)
-    refused(RunFolderError, lambda: read_json(tmp_path / "run.json"))
+def test_a_document_nested_too_deeply(tmp_path: Path) -> None:
+    levels = 220  # which json reads, and what walks over the document next does not
+    for text in (DEEP, '{"a":[' * levels + "]}" * levels):
+        (tmp_path / "run.json").write_text(text)
+        refused(RunFolderError, lambda: read_json(tmp_path / "run.json"))
 
 
 @pytest.mark.parametrize("name", [NOVEL, "\n", "\x1b[2J"], ids=["novel", "line", "terminal"])

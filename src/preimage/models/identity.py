@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from preimage.models.offloaded import offloaded, replaced_forward, version, versions
+from preimage.storage import parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _MAX_HEADER = 100 * 2**20  # the format's own limit
+_MOST_BYTES = 2**63  # of a file
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,14 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
         size = int.from_bytes(file.read(8), "little")
         if size > _MAX_HEADER:
             raise ValueError("the header is too large")
-        header: dict[str, Any] = json.loads(file.read(size))
+        header = parse_json(file.read(size))
+    if not isinstance(header, dict):
+        raise ValueError("the header is no object")
     header.pop("__metadata__", None)
+    for about in header.values():
+        start, end = about["data_offsets"]
+        if not 0 <= start <= end < _MOST_BYTES:
+            raise ValueError("the header names bytes that no file has")
     return header, 8 + size
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
+import reprlib
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
-from preimage.errors import MissingExtraError, ModelError, OptionError, first_line
+from preimage.errors import MissingExtraError, ModelError, OptionError, first_line, shown
 from preimage.models.aliases import ALIASES, ensure_converted
 from preimage.models.identity import hash_files
+from preimage.storage import parse_json
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +44,15 @@ class ModelFiles:
     def dtype(self) -> str:
         """The dtype that config.json names; float32 where it names none, and of a GGUF file."""
         try:
-            config = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+            config = parse_json((self.path / "config.json").read_text(encoding="utf-8"))
             inner = config.get("text_config") or {}
             named = [part.get(key) for part in (config, inner) for key in ("dtype", "torch_dtype")]
         except (OSError, ValueError, AttributeError):  # a GGUF file; else loading will say it properly
             return "float32"
         name = next((str(one) for one in named if one), "float32")
         if DTYPES.get(name, "auto") == "auto":
-            raise ModelError(
-                f"{self.path}/config.json names the dtype {name!r}, in which models are not loaded.",
-                "Give a dtype other than auto.",
-            )
+            named_so = f"names the dtype {reprlib.repr(name)}, in which models are not loaded"
+            raise ModelError(f"{self.path}/config.json {named_so}.", "Give a dtype other than auto.")
         return DTYPES[name]
 
 
@@ -131,13 +130,13 @@ def _check_folder(folder: Path) -> None:
     for index in folder.rglob("*.safetensors.index.json"):
         for file in _shards(index):
             if not file.endswith(".safetensors"):  # transformers would open it, whatever it is
-                raise _pickled(index.parent / file)
+                raise _pickled(index.parent / shown(file))
 
 
 def _shards(index: Path) -> set[str]:
     """The files a sharded model names."""
     try:
-        return set(map(str, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        return set(map(str, parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise ModelError(f"{index} cannot be read as an index of weights.", "Get the model again.") from error
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +10,7 @@ from preimage.devices import free_bytes
 from preimage.errors import ModelError
 from preimage.models.identity import read_header
 from preimage.models.locating import ModelFiles
+from preimage.storage import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -21,15 +20,14 @@ log = logging.getLogger(__name__)
 _GB = 10**9
 _LARGE = _GB  # weights of which a word is said before they are loaded
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-_CAST = ("F64", "F32", "BF16", "F16")  # tensors of other types are loaded as they are
+_CAST = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # bytes; tensors of other types are loaded as they are
 
 
 def weight_bytes(files: ModelFiles, dtype: str) -> int | None:
     """Bytes that a model's weights take in ``dtype``; None where its files do not tell, as GGUF does not."""
     try:
         entries = [about for path in _weight_files(files.path) for about in read_header(path)[0].values()]
-        return sum(_tensor_bytes(about["dtype"], about["shape"], about["data_offsets"], dtype)
-                   for about in entries) or None  # fmt: skip
+        return sum(_tensor_bytes(about["dtype"], about["data_offsets"], dtype) for about in entries) or None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # damaged: loading will say so properly
 
@@ -61,10 +59,11 @@ def _weight_files(folder: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if index.is_file():
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        names = parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()
         return [folder / name for name in sorted(set(names))]
     return sorted(folder.glob("*.safetensors"))
 
 
-def _tensor_bytes(kind: str, shape: list[int], offsets: list[int], dtype: str) -> int:
-    return math.prod(shape) * _BYTES[dtype] if kind in _CAST else offsets[1] - offsets[0]
+def _tensor_bytes(kind: str, offsets: list[int], dtype: str) -> int:
+    size = offsets[1] - offsets[0]
+    return size // _CAST[kind] * _BYTES[dtype] if kind in _CAST else size

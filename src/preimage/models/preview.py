@@ -7,13 +7,13 @@ are made after loading.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from preimage.models.locating import ModelFiles, locate
+from preimage.storage import parse_json
 
 if TYPE_CHECKING:
     from preimage.models.language_model import LanguageModel
@@ -85,9 +85,9 @@ def read_preview(model: str | ModelFiles, revision: str | None = None) -> ModelP
     """Sizes and tokenizer of a model by its name or its files, or None where only loading it will tell."""
     folder = (locate(model, revision) if isinstance(model, str) else model).path
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = parse_json((folder / "config.json").read_text(encoding="utf-8"))
         config = config.get("text_config", config)
-        tokens = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        tokens = parse_json((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         bos = tokens.get("bos_token")
         sizes = {size: _first(config, names) for size, names in _SIZES.items()}
         tokenizer = BareTokenizer(

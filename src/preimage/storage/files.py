@@ -7,7 +7,7 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,27 @@ SCHEMA = "preimage/7"  # of everything that is written; a change of any format r
 # until 3 every lens was of a layer, until 4 it did not say with which tokenizer it was trained, and until 6
 # run folders had no checksums.
 BEFORE = ("preimage/1", "preimage/2", "preimage/3", "preimage/4", "preimage/5", "preimage/6")
+_MOST_LEVELS = 100  # of json objects and lists in one another; what is written here has less than twenty
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What a json text says; a ValueError where it is none, or too deep for those who walk over it next."""
+    try:
+        document = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    level = [document]
+    for _ in range(_MOST_LEVELS):
+        level = [part for value in level for part in _inside(value)]
+        if not level:
+            return document
+    raise ValueError("it is nested too deeply")
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """The objects and lists right inside a json value."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [part for part in parts if isinstance(part, dict | list)]
 
 
 def plain(value: Any) -> Any:
@@ -46,10 +67,10 @@ def write_json(path: Place, document: dict[str, Any]) -> Place:
 def read_json(path: Place) -> dict[str, Any]:
     """Read one json document."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict):
             raise ValueError("it is not a json object")
-    except (ValueError, OSError, RecursionError) as error:
+    except (ValueError, OSError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         raise RunFolderError(f"{path} cannot be read: {reason}.", "Give another folder.") from error
     return document

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import reprlib
 from pathlib import Path
 from typing import Any
 
 from preimage.errors import BundleError, first_line
-from preimage.storage.files import BEFORE, SCHEMA, sha256_document
+from preimage.storage.files import BEFORE, SCHEMA, parse_json, sha256_document
 
 TENSORS = "states.safetensors"
 MANIFEST = "manifest.json"
@@ -26,7 +25,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ValueError("it is too large")
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
         schema = manifest.get("schema") if isinstance(manifest, dict) else None
         if schema not in (SCHEMA, *BEFORE):
             raise ValueError(f"its schema is {reprlib.repr(schema)}, not {SCHEMA!r}")
@@ -38,7 +37,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise ValueError(f"its bytes are {reprlib.repr(size)}")
         if schema == BEFORE[0] and manifest["model"]:
             manifest["model"]["files_hash"] = manifest["model"].pop("checkpoint", None)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise unusable(folder, error) from error
     if not whole:
         raise BundleError(f"{path} fails its checksum.", "Copy or capture it again.")

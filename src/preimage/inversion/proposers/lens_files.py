@@ -7,7 +7,6 @@ same in half precision, quantised, or tuned a little. Whether they are, the stat
 
 from __future__ import annotations
 
-import json
 import re
 import reprlib
 import sys
@@ -30,7 +29,7 @@ from preimage.inversion.proposers.lens import Lens, LensShape
 from preimage.layers import Layer, parse_layers
 from preimage.models import LanguageModel, cache_folder, tokenizer_hash, without_positions
 from preimage.observations import PLACES, Site, Tap, in_words
-from preimage.storage import BEFORE, SCHEMA, write_tensors
+from preimage.storage import BEFORE, SCHEMA, parse_json, write_tensors
 
 _SHIPPED = resources.files("preimage") / "inversion" / "lenses"
 _PROBE = 16  # tokens whose states tell models apart
@@ -109,13 +108,13 @@ def read_info(path: Path) -> LensInfo:
     """What a lens file says of itself, without reading its tensors."""
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads(file.metadata()["about"])
+            about = parse_json(file.metadata()["about"])
         if about["schema"] not in (SCHEMA, *BEFORE) or about["kind"] != "lens":
             raise ValueError(f"its schema is {reprlib.repr(about['schema'])}")
         facts = read_facts(about, "ranks")
         training = checked(about, "training", lambda value: isinstance(value, dict))
         return LensInfo(**vars(facts), path=path, shape=_shape(about["shape"]), training=training)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise _no_lens(path, error) from error
 
 

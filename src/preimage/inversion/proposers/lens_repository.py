@@ -6,7 +6,6 @@ is and its checksum. Whatever it says may be wrong or hostile: it is checked bef
 
 from __future__ import annotations
 
-import json
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +34,7 @@ from preimage.inversion.proposers.lens_places import REGISTRY, Content, FolderPl
 from preimage.layers import Layer
 from preimage.models import LanguageModel, tokenizer_hash
 from preimage.observations import Tap, in_words
-from preimage.storage import BEFORE, SCHEMA, copy_hashed, dumps, replacing, sha256_file
+from preimage.storage import BEFORE, SCHEMA, copy_hashed, dumps, parse_json, replacing, sha256_file
 
 _MOST_BYTES = 2**30  # of a lens
 _MOST_LISTED = 2**24  # bytes of a registry
@@ -163,11 +162,11 @@ def _registry(place: Place) -> list[LensEntry]:
     """The lenses a place lists, every field checked."""
     path = place.fetch(REGISTRY, _MOST_LISTED)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_text(encoding="utf-8"))
         checked(document, "schema", lambda value: value in (SCHEMA, *BEFORE))
         rows = checked(document, "lenses", lambda value: isinstance(value, list))
         entries = [_entry(row) for row in rows]
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ModelError(
             f"{REGISTRY} of {place} is not a registry of lenses: {first_line(error)}.",
             "`preimage lens push` writes one.",
