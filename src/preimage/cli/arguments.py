@@ -11,6 +11,7 @@ import typer
 from preimage.errors import OptionError, StatesError
 from preimage.layers import parse_layer
 from preimage.observations import PLACES, POSITIONS, STORED, Observation
+from preimage.storage import place_of
 
 if TYPE_CHECKING:
     from preimage.models import LanguageModel
@@ -40,7 +41,12 @@ Length = Annotated[int | None, typer.Option(help="Cut --prompts into windows of 
 Seed = Annotated[int, typer.Option(help="Seed of every random choice; stored in the result.")]
 Layers = Annotated[str, typer.Option(help="all, 15, 0-4, 1,8,final …")]
 Bits = Annotated[str, typer.Option(help="Quantise the states to so many bits, 8,4 …; or none.")]
-Out = Annotated[Path | None, typer.Option(help="Run folder; rerunning continues it.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        parser=place_of, metavar="PLACE", help="Run folder, or s3://… (extra remote); rerunning continues it."
+    ),
+]
 Figures = Annotated[str, typer.Option(help="Form of the figures of --out: html, svg, pdf, or several.")]
 Proposers = Annotated[
     str | None, typer.Option(help="Of lens, codebook, peel, prior, gradient; default: the best there is.")

@@ -8,6 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from preimage.cli import arguments as arg
+from preimage.cli.elsewhere import (
+    ClusterAddress,
+    OnlyPlan,
+    WorkerCount,
+    check_cluster,
+    load_seconds,
+    planned_workers,
+    show_plan,
+    working_on,
+)
 from preimage.cli.terminal import print_either, progress_bar
 from preimage.errors import OptionError
 from preimage.observations import Observation
@@ -40,6 +50,9 @@ def capture(
     key: arg.Key = None,
     mask_key: arg.MaskKey = None,
     scale_key: arg.ScaleKey = None,
+    cluster: ClusterAddress = None,
+    workers: WorkerCount = None,
+    plan: OnlyPlan = False,
     dtype: arg.Dtype = "float32",
     device: arg.Device = "auto",
     device_map: arg.DeviceMap = None,
@@ -54,7 +67,10 @@ def capture(
         positions=None if positions == "all" else positions,
         scale_key=scale_key,
     )
+    check_cluster(cluster, workers, plan=plan)
     if from_tensor is not None:
+        if cluster or plan:
+            raise OptionError("--from-tensor runs no model.", "Leave out --cluster and --plan.")
         _from_tensor(from_tensor, layer, told, model, out, json)
         return
     told.refuse("key", "mask_key", "scale_key", hint="Give --from-tensor.")
@@ -71,7 +87,18 @@ def capture(
     loaded, (given,) = arg.prepare(
         model, choice, layers=layers, observe=observation, dtype=dtype, device=device, device_map=device_map
     )
-    with progress_bar() as progress:
+    if plan:
+        from preimage.planning import plan_capture
+
+        show_plan(
+            plan_capture(
+                loaded, given.lengths, observation.layers(layers, loaded.n_layers), positions=positions,
+                batch_tokens=batch_tokens, load_seconds=load_seconds(), workers=planned_workers(workers),
+            ),
+            json,
+        )  # fmt: skip
+        return
+    with working_on(cluster, workers, device), progress_bar() as progress:
         states = preimage.capture(
             loaded, given, layers, observe=observation, positions=positions, out=out, progress=progress,
             batch_tokens=batch_tokens, withhold_ids=withhold_ids,

@@ -10,6 +10,16 @@ import typer
 
 from preimage.cli import DONE, FINDINGS
 from preimage.cli import arguments as arg
+from preimage.cli.elsewhere import (
+    ClusterAddress,
+    OnlyPlan,
+    WorkerCount,
+    check_cluster,
+    load_seconds,
+    planned_workers,
+    show_plan,
+    working_on,
+)
 from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import OptionError
 
@@ -40,6 +50,9 @@ def collisions(
     closest: Closest = 10,
     hard_bases: Annotated[int, typer.Option(help="Prompts that hard pairs are made from.")] = 4,
     out: arg.Out = None,
+    cluster: ClusterAddress = None,
+    workers: WorkerCount = None,
+    plan: OnlyPlan = False,
     dtype: arg.Dtype = "float32",
     device: arg.Device = "auto",
     device_map: arg.DeviceMap = None,
@@ -50,6 +63,7 @@ def collisions(
     from preimage.collisions import CollisionOptions
 
     options = CollisionOptions(tuple(threshold or ()), closest, hard_bases, seed)
+    check_cluster(cluster, workers, plan=plan)
     if text and (count or length):
         raise OptionError("--count and --length cut --prompts.", "Leave them out with --text.")
     choice = arg.PromptChoice(text, prompts, count, length, seed, bos).unless_told(arg.MANY)
@@ -58,7 +72,21 @@ def collisions(
     loaded, sets = arg.prepare(
         model, *choices, layers=layers, dtype=dtype, device=device, device_map=device_map
     )
-    with progress_bar() as progress:
+    if plan:
+        from preimage.layers import parse_layers
+        from preimage.planning import plan_collisions
+
+        lengths_of = [length for one in sets for length in one.lengths]
+        wanted = parse_layers(layers, loaded.n_layers)
+        show_plan(
+            plan_collisions(
+                loaded, lengths_of, wanted, hard_bases=hard_bases, load_seconds=load_seconds(),
+                workers=planned_workers(workers),
+            ),
+            json,
+        )  # fmt: skip
+        return DONE
+    with working_on(cluster, workers, device), progress_bar() as progress:
         if sizes:
             by_length = dict(zip(sizes, sets, strict=True))
             audits = preimage.sweep_lengths(
@@ -98,6 +126,9 @@ def continuations(
     threshold: Thresholds = None,
     closest: Closest = 10,
     out: arg.Out = None,
+    cluster: ClusterAddress = None,
+    workers: WorkerCount = None,
+    plan: OnlyPlan = False,
     dtype: arg.Dtype = "float32",
     device: arg.Device = "auto",
     device_map: arg.DeviceMap = None,
@@ -108,6 +139,7 @@ def continuations(
     from preimage.collisions import CollisionOptions
 
     options = CollisionOptions(tuple(threshold or ()), closest, 0, seed)
+    check_cluster(cluster, workers, plan=plan)
     if sum(map(bool, (text, audit, prompts))) != 1:
         raise OptionError("A scan needs prefixes.", "Give one of --text, --audit and --prompts.")
     if audit and (length is not None or bos is not None):
@@ -121,7 +153,14 @@ def continuations(
         model, *choices, layer=layer, dtype=dtype, device=device, device_map=device_map
     )
     given = prefixes if audit else sets[0]
-    with progress_bar() as progress:
+    if plan:
+        from preimage.planning import plan_continuations
+
+        lengths = [len(ids) for ids in given]
+        count = planned_workers(workers)
+        show_plan(plan_continuations(loaded, lengths, load_seconds=load_seconds(), workers=count), json)
+        return DONE
+    with working_on(cluster, workers, device), progress_bar() as progress:
         scan = preimage.scan_continuations(loaded, given, layer, options=options, out=out, progress=progress)
     if json:
         print_result("continuations", {"results": scan.to_dict()})

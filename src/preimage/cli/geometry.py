@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,16 @@ import typer
 
 from preimage.cli import DONE, FINDINGS
 from preimage.cli import arguments as arg
+from preimage.cli.elsewhere import (
+    ClusterAddress,
+    OnlyPlan,
+    WorkerCount,
+    check_cluster,
+    load_seconds,
+    planned_workers,
+    show_plan,
+    working_on,
+)
 from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import OptionError
 from preimage.geometry.quantiser import GRANULARITIES, RANGES
@@ -18,8 +29,9 @@ from preimage.storage import read_manifest
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from preimage.geometry import GeometryOptions
+    from preimage.geometry import GeometryOptions, SweepOptions
     from preimage.geometry.result import Geometry, GeometrySweep
+    from preimage.prompts import PromptOptions
 
 _Lengths = Annotated[str | None, typer.Option(help="Windows of so many tokens; 8,16,32: one after another.")]
 _Granularities = Annotated[
@@ -51,6 +63,9 @@ def geometry(
     quantile: Annotated[float, typer.Option(help="Of the prompts' own margins and ratios.")] = 0.01,
     subsets: Annotated[int, typer.Option(help="Random tenths of the prompts for intervals; 0: none.")] = 20,
     out: arg.Out = None,
+    cluster: ClusterAddress = None,
+    workers: WorkerCount = None,
+    plan: OnlyPlan = False,
     figures: arg.Figures = "html",
     dtype: Annotated[str, typer.Option(help="float32, float64, bf16, fp16, auto; or several.")] = "float32",
     device: arg.Device = "auto",
@@ -61,7 +76,10 @@ def geometry(
 
     Lists of models, lengths, dtypes, granularities or ranges give a sweep: every combination, one table.
     """
+    check_cluster(cluster, workers, plan=plan)
     if bundle is not None:
+        if cluster or plan:
+            raise OptionError("A bundle is measured here.", "Leave out --cluster and --plan.")
         _check_bundle(
             bundle,
             prompts=text or prompts or count or length,
@@ -96,13 +114,39 @@ def geometry(
     choice = arg.PromptChoice(text, prompts, count).unless_told(arg.MANY)
     chosen = PromptOptions(count=choice.count, seed=seed, bos=bos)
     over = SweepOptions(_listed(model), lengths, dtypes, quantisers, device_map)
-    with progress_bar() as progress:
+    source = list(text) if text else str(choice.source)
+    if plan:
+        _show_plan(over, source, chosen, layers, options, device, planned_workers(workers), json)
+        return DONE
+    with working_on(cluster, workers, device), progress_bar() as progress:
         sweep = sweep_geometry(
-            over, list(text) if text else str(choice.source), layers=layers, prompts=chosen, options=options,
+            over, source, layers=layers, prompts=chosen, options=options,
             device=device, out=out, progress=progress,
         )  # fmt: skip
     _finish_sweep(sweep, out, formats, json)
     return _exit_code(run.geometry for run in sweep.runs)
+
+
+def _show_plan(
+    over: SweepOptions,
+    source: str | list[str],
+    prompts: PromptOptions,
+    layers: str,
+    options: GeometryOptions,
+    device: str,
+    workers: int,
+    json: bool,
+) -> None:
+    """What the first setting of a sweep would cost; the others are like it."""
+    from preimage.planning import plan_geometry
+    from preimage.preparation import Preparation
+
+    first = Preparation(over.models[0], dtype=over.dtypes[0], device=device, device_map=over.device_map)
+    wanted, model = first.layers(layers), first.model
+    ids = first.prompts(source, replace(prompts, length=over.lengths[0]))
+    show_plan(
+        plan_geometry(model, ids.lengths, wanted, options, load_seconds=load_seconds(), workers=workers), json
+    )
 
 
 def _check_bundle(bundle: Path, *, prompts: object, model: object) -> None:

@@ -11,6 +11,16 @@ import typer
 
 from preimage.cli import DONE, FINDINGS
 from preimage.cli import arguments as arg
+from preimage.cli.elsewhere import (
+    ClusterAddress,
+    OnlyPlan,
+    WorkerCount,
+    check_cluster,
+    load_seconds,
+    planned_workers,
+    show_plan,
+    working_on,
+)
 from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import BundleError, OptionError
 from preimage.layers import parse_layer
@@ -18,6 +28,7 @@ from preimage.observations import in_words
 from preimage.storage import read_manifest
 
 if TYPE_CHECKING:
+    from preimage.inversion.options import InvertOptions
     from preimage.inversion.result import Inversion
     from preimage.models import LanguageModel
     from preimage.preparation import Preparation
@@ -70,6 +81,9 @@ def invert(
     published_cost: Annotated[bool, typer.Option(help="No prefix cache, no batches.")] = False,
     any_model: Annotated[bool, typer.Option(help="Try also a model that did not make the bundle.")] = False,
     out: arg.Out = None,
+    cluster: ClusterAddress = None,
+    workers: WorkerCount = None,
+    plan: OnlyPlan = False,
     dtype: arg.Dtype = "float32",
     device: arg.Device = "auto",
     device_map: arg.DeviceMap = None,
@@ -80,6 +94,7 @@ def invert(
     from preimage.inversion import InvertOptions
     from preimage.preparation import Preparation
 
+    check_cluster(cluster, workers, plan=plan)
     learned = method == "fast" and not proposers and lens is None
     if train_lens and not learned:
         raise OptionError("--train-lens needs the fast method and its own choice.", "Leave one of them out.")
@@ -96,14 +111,37 @@ def invert(
     prepared = Preparation(named, dtype=dtype, device=device, device_map=device_map)
     states, name = _open(path, manifest, choice, told, layer, prepared, any_model)
     loaded = prepared.model
+    if plan:
+        _show_plan(loaded, states, layer, options, planned_workers(workers), json)
+        return DONE
     if learned:
         _train_if_worth(loaded, states, layer, train_lens)
-    with progress_bar() as progress:
+    with working_on(cluster, workers, device), progress_bar() as progress:
         results = preimage.invert(loaded, states, layer, options=options, out=out, progress=progress)
     _print_json(results, states, name, loaded) if json else _show(results, loaded)
     if prove:
         _show_proofs(results, loaded, out, json)
     return DONE if all(result.status in ("recovered", "likely") for result in results) else FINDINGS
+
+
+def _show_plan(
+    model: LanguageModel, states: States, layer: str | None, options: InvertOptions, workers: int, json: bool
+) -> None:
+    """What the inversion would cost, by its first prompt."""
+    from preimage.inversion import invert as invert_states
+    from preimage.planning import plan_inversion
+    from preimage.states import States as Wrapped
+
+    seconds = load_seconds()
+    at = parse_layer(layer, model.n_layers) if layer is not None else states.layers[0]
+
+    def invert_one() -> tuple[float, float, int]:
+        first = Wrapped.from_tensor([states.at(0, at)], at, observation=states.observation)
+        (found,) = invert_states(model, first, at, options=options)
+        return found.setup_seconds, found.seconds, found.forward_tokens
+
+    lengths = [max(1, length) for length in states.lengths]
+    show_plan(plan_inversion(model, lengths, invert_one, load_seconds=seconds, workers=workers), json)
 
 
 def _train_if_worth(model: LanguageModel, states: States, layer: str | None, wanted: bool | None) -> None:

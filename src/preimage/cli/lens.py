@@ -9,6 +9,7 @@ import typer
 
 from preimage.cli import DONE, FINDINGS
 from preimage.cli import arguments as arg
+from preimage.cli.elsewhere import ClusterAddress, WorkerCount, check_cluster, working_on
 from preimage.cli.terminal import print_either, print_result, print_table, progress_bar
 from preimage.errors import OptionError
 from preimage.layers import Layer, parse_layer
@@ -50,6 +51,8 @@ def train(
         int | None, typer.Option(help="Tokens of self; default: 4,000,000 on a GPU, else 100,000.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; default: the user's cache.")] = None,
+    cluster: ClusterAddress = None,
+    workers: WorkerCount = None,
     seed: arg.Seed = 0,
     dtype: arg.Dtype = "float32",
     device: arg.Device = "auto",
@@ -57,6 +60,7 @@ def train(
     json: arg.Json = False,
 ) -> None:
     """Train a lens for a layer, or for what is seen inside a block; run again, it continues."""
+    check_cluster(cluster, workers)
     from preimage.training import LensOptions
 
     options = LensOptions(
@@ -77,7 +81,7 @@ def train(
 
     tap = seen.tap(layer, loaded.n_layers)
     path = out or default_path(loaded, tap)
-    with progress_bar() as progress:
+    with working_on(cluster, workers, device), progress_bar() as progress:
         ranks = train_lens(loaded, tap, prompts, options, out=path, progress=progress).held_out
     at = tap.block if isinstance(tap, Site) else tap
     document = {"path": str(path), "layer": at, "place": seen.place, "held_out": ranks}

@@ -40,6 +40,7 @@ class Member(NamedTuple):
 
     number: int
     actor: Any
+    process: int = 0  # its id on its machine, once it has said so
 
 
 class WorkerStats(NamedTuple):
@@ -146,17 +147,22 @@ class Cluster:
         self.lost = 0
         self.count = 0
 
+    @property
+    def processes(self) -> dict[int, int]:
+        """The ids of the workers' processes, each on its machine, by their numbers."""
+        return {number: member.process for number, member in self._members.items()}
+
     def __enter__(self) -> Self:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if self._address == LOCAL:
-            wanted = self._asked or _by_default(cores)
+            wanted = self._asked or by_default(cores)
             opened = started(max(cores, wanted), 0 if self._device == "cpu" else None)
         else:
             opened = joined(self._address)
         self._ray = self._stack.enter_context(opened)
         there = self._ray.cluster_resources()
         gpus = 0 if self._device == "cpu" else int(there.get("GPU", 0))
-        self.count = self._asked or (gpus or _by_default(int(there.get("CPU", 1))))
+        self.count = self._asked or (gpus or by_default(int(there.get("CPU", 1))))
         self._share = {
             "num_gpus": 1 if gpus else 0,
             "num_cpus": max(1, int(there.get("CPU", 1)) // self.count),
@@ -243,7 +249,7 @@ class Cluster:
             schedule.lost(member.number, str(error))
             return
         _require_same(said, errand)
-        self._members[member.number] = member
+        self._members[member.number] = member._replace(process=said["pid"])
         schedule.join(member.number)
 
     def _answer(self, ref: Any, number: int, schedule: Schedule[Group]) -> Answer | None:
@@ -284,7 +290,7 @@ class Cluster:
                 (folder / _PROOF).unlink(missing_ok=True)
 
 
-def _by_default(cores: int) -> int:
+def by_default(cores: int) -> int:
     """Workers on so many cores, where there is no GPU."""
     return min(cores, max(2, math.ceil(cores / _CORES)))
 

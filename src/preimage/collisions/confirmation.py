@@ -69,6 +69,29 @@ class ConfirmedStructure:
         layers = [1, *(layer for part in self._parts for layer in part if layer != 1)]
         return Structure(self._model, len(longest), measured_reach(self._model, longest, layers))
 
+    def told(self) -> dict[str, Any]:
+        """All that the draws say, in plain json types, for :meth:`believe`: a number for equal labels."""
+        number = {ids: index for index, ids in enumerate(self._prompts)}
+        labels: dict[str, list[list[int]]] = {}
+        for layer in chain.from_iterable(self._parts):
+            self.key(self._prompts[0], layer)
+            classes: dict[Hashable, int] = {None: -1}
+            labels[str(layer)] = [
+                [number[ids], classes.setdefault(label, len(classes))]
+                for ids, label in self._labels[layer].items()
+                if label is not None
+            ]
+        reach = {str(layer): sees for layer, sees in self._structure.reach.items()}
+        return {"reach": reach, "labels": labels}
+
+    def believe(self, told: dict[str, Any]) -> None:
+        """Take what somebody else was told by the draws, of the same prompts in the same order."""
+        longest = max(map(len, self._prompts))
+        reach = {_layer(name): sees for name, sees in told["reach"].items()}
+        self._given = Structure(self._model, longest, reach)
+        for name, labels in told["labels"].items():
+            self._labels[_layer(name)] = {self._prompts[index]: label for index, label in labels}
+
     def key(self, ids: Sequence[int], layer: Layer) -> Hashable:
         """Prompts with equal keys have the same state at the layer, for all parameters."""
         if layer not in self._labels:
@@ -166,6 +189,10 @@ class ConfirmedStructure:
                 shown = answers.get(self._structure.name(first, ids, layer)) == {True}
                 labels[ids] = run.get(first) if shown else ids
         return labels
+
+
+def _layer(name: str) -> Layer:
+    return "final" if name == "final" else int(name)
 
 
 def _clusters(states: Float[Tensor, "prompt d_model"], bound: float) -> list[int]:

@@ -44,6 +44,7 @@ class AuditJob:
             "options": audit.options.to_dict(),
             "prompts": _told(prompts, "prompts"),
             "hard": None if hard is None else _told(hard, "hard"),
+            "structure": audit.structure.told(),  # drawn once, for all
         }
         return Errand(cls.NAME, spec, pack_ids(audit.ids.ids), after=lambda key: KeptTiles.forget(run, key))
 
@@ -55,6 +56,7 @@ class AuditJob:
         hard = None
         if spec["hard"] is not None:
             hard = states_as_told(spec["hard"], audit.hard_prompts, shelf)
+        audit.structure.believe(spec["structure"])
         audit.use(states_as_told(spec["prompts"], ids, shelf), hard)
         return cls(audit, shelf)
 

@@ -36,7 +36,7 @@ class LayerAudit:
             dict.fromkeys(ids for pair in self._hard for ids in (pair.first, pair.second))
         )
         self._hard_rows = {ids: row for row, ids in enumerate(self.hard_prompts)}
-        self._structure = ConfirmedStructure(model, [*ids, *self.hard_prompts], layers)
+        self.structure = ConfirmedStructure(model, [*ids, *self.hard_prompts], layers)
         self._states: tuple[States, States | None] | None = None
 
     def use(self, states: States, hard: States | None) -> None:
@@ -53,7 +53,7 @@ class LayerAudit:
     def at(self, layer: Layer, each: EachTile = here) -> LayerCollisions:
         """All pairs at one layer; ``each`` runs the tiles of the screen."""
         assert self._states is not None
-        ids, structure, hard = self.ids.ids, self._structure, self._states[1]
+        ids, structure, hard = self.ids.ids, self.structure, self._states[1]
         labels = RowLabels(
             ids=lambda row: ids[row],
             text=lambda row: self.model.decode(ids[row]),
@@ -81,7 +81,7 @@ class LayerAudit:
         ):
             both = pair.first, pair.second
             texts = self.model.decode(pair.first), self.model.decode(pair.second)
-            reason = self._structure.explain(*both, layer, near=distance <= radius)
+            reason = self.structure.explain(*both, layer, near=distance <= radius)
             compared = ComparedPair(*ends, *both, *texts, distance, radius, reason)
             kinds.setdefault(pair.kind, []).append(compared)
         return tuple(_summary(kind, pairs) for kind, pairs in kinds.items())

@@ -47,7 +47,7 @@ class Structure:
         self._positions = absolute_positions(model)
         self._linear = linear_biases(model)
         self.same = token_classes(model, longest if self._positions else 1)
-        self._reach = dict(reach or {at: model.receptive_field(at) for at in all_layers(model.n_layers)})
+        self.reach = dict(reach or {at: model.receptive_field(at) for at in all_layers(model.n_layers)})
 
     def key(self, ids: Ids, layer: Layer) -> Hashable:
         """Prompts with equal keys may have to have the same state at the layer, for all parameters."""
@@ -56,8 +56,8 @@ class Structure:
             return len(ids), seen
         if len(set(seen)) == 1:
             return seen[:1]
-        window = self._reach[1]
-        if window is not None and self._reach[layer] is not None:
+        window = self.reach[1]
+        if window is not None and self.reach[layer] is not None:
             return _shortened(seen, window - 1)
         return shortest_word(seen) if layer == 1 and self._linear else seen
 
@@ -70,7 +70,7 @@ class Structure:
             return SAME_LAST_TOKEN
         if len({*one, *other}) == 1:
             return CONSTANT
-        if self._reach[layer] is None:
+        if self.reach[layer] is None:
             return SAME_WORD
         seen = self._seen(first, layer)
         same = len(set(seen)) == 1 or seen == self._seen(second, layer)
@@ -87,7 +87,7 @@ class Structure:
 
     def _seen(self, ids: Ids, layer: Layer) -> tuple[int, ...]:
         """The tokens a state can depend on, equal ones under one name."""
-        return tuple(self.same[token] for token in ids[-(self._reach[layer] or len(ids)) :])
+        return tuple(self.same[token] for token in ids[-(self.reach[layer] or len(ids)) :])
 
 
 def token_classes(model: LanguageModel, longest: int = 1) -> list[int]:
