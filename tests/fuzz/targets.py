@@ -202,8 +202,13 @@ def _reader_of_prompts(suffix: str) -> Callable[[bytes], None]:
     return read
 
 
+@cache
+def _states() -> preimage.States:
+    return preimage.capture(seeds.model(), seeds.PROMPTS, LAYER)
+
+
 def read_lens_file(data: bytes) -> None:
-    """A lens given by its file, verified, and used for a model."""
+    """A lens given by its file, verified, and used to invert."""
     with _folder() as folder:
         path = folder / "l.safetensors"
         path.write_bytes(data)
@@ -213,6 +218,10 @@ def read_lens_file(data: bytes) -> None:
         repr(info)
         read_weights(info)
         given_lens(path, seeds.model(), info.tap)
+        if info.tap == LAYER:  # it proposes, and never decides: nothing else may come of it
+            found = preimage.invert(seeds.model(), _states(), LAYER, lens=path)
+            told = [(one.status, list(one.token_ids)) for one in found]
+            assert told == [("recovered", ids) for ids in seeds.PROMPTS], told
 
 
 def read_registry(data: bytes) -> None:

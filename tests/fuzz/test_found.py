@@ -152,6 +152,16 @@ def test_few_numbers_of_a_lens_are_not_made_many(lens: Path) -> None:
     assert "no step a row" in str(error.__cause__)  # refused before they are multiplied
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf, 1e30])
+def test_weights_of_a_lens_that_nothing_can_be_reckoned_with(number: float, lens: Path) -> None:
+    def spoil(held: dict[str, torch.Tensor]) -> None:
+        held["project.weight.step"][0] = number
+
+    change_lens(lens, tensors=spoil)
+    states = preimage.capture(seeds.model(), seeds.PROMPTS, seeds.LAYER)
+    refused(ModelError, lambda: preimage.invert(seeds.model(), states, lens=lens))
+
+
 def test_a_probe_of_no_numbers_that_torch_has(lens: Path) -> None:
     raw = lens.read_bytes()
     length = int.from_bytes(raw[:8], "little")

@@ -37,6 +37,7 @@ _RANKS = {"rank0", "within8", "within64", "worst", "first"}  # what is said of e
 _MOST_LAYERS = 10_000
 _MOST_WIDE = 2**24  # rows, columns or tokens
 _MAY_BE_NONE = ("neighbours", "key_hidden", "prior")  # parts that a lens may be without
+_LARGEST = 1e9  # of its weights: squares of sums of them are numbers still
 _ALIKE = 0.3  # by how much of their length states of almost the same weights differ at most
 _served: WeakKeyDictionary[LanguageModel, dict[tuple[object, ...], bool]] = WeakKeyDictionary()
 
@@ -142,6 +143,8 @@ def read_weights(info: LensInfo) -> Lens:
             lens = Lens(info.shape)
         with safe_open(info.path, framework="pt") as file:
             stored = {name: file.get_tensor(name) for name in file.keys() if name != "probe"}  # noqa: SIM118  # not a mapping
+        if not all(_are_moderate(value) for value in stored.values() if value.dtype != torch.int8):
+            raise ValueError("it has numbers that are none, or too large to reckon with")
         for name, value in list(stored.items()):
             if value.dtype == torch.int8:
                 step = stored.pop(name + ".step")
@@ -152,6 +155,10 @@ def read_weights(info: LensInfo) -> Lens:
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise _no_lens(info.path, "its tensors are not those of its shape") from error
     return lens.eval().requires_grad_(False)
+
+
+def _are_moderate(values: Tensor) -> bool:
+    return bool((values.float().abs() <= _LARGEST).all())  # NaN is not
 
 
 def given_lens(path: Path, model: LanguageModel, tap: Tap) -> LensInfo:
