@@ -23,6 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two workers on this machine, not yet at work for anybody."""
     with Cluster("local", workers=2) as opened, preimage.storage.working_with(None):
+        opened.wait()  # else the driver begins alone, and small work is done before they come
         yield opened
 
 

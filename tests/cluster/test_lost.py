@@ -51,6 +51,11 @@ def inversion(model: LanguageModel, out: Path) -> object:
     return preimage.invert(model, states, method="brute-force", out=out)
 
 
+@pytest.fixture(autouse=True)
+def _all_there(cluster: Cluster) -> None:
+    cluster.wait()  # whatever the test before did to them
+
+
 @contextmanager
 def killing(cluster: Cluster, moments: list[float], killed: list[int]) -> Iterator[None]:
     """A worker is killed after each of these pauses, as long as this lasts."""
@@ -153,7 +158,7 @@ def test_a_worker_of_another_version_is_refused(
     for number in cluster.processes.values():
         os.kill(number, signal.SIGKILL)  # who comes instead is asked
     with working_with(cluster):
-        error = refused(ClusterError, lambda: collisions(model, runs / "run"))
+        error = refused(ClusterError, lambda: inversion(model, runs / "run"))
     assert re.search(r"A worker has torch .*, not 0\.1\.", error.message)
 
 
@@ -183,8 +188,9 @@ def test_weights_that_changed_on_the_disk_are_refused(
 
 
 def command(model: Path, out: Path, *more: str) -> list[str]:
-    given = ["collisions", "--model", str(model), "--prompts", "random", "--count", "300", "--length", "12"]
-    return [sys.executable, "-m", "preimage", *given, "--out", str(out), "--json", *more]
+    given = ["invert", "--model", str(model), "--prompts", "random", "--count", "60", "--length", "16"]
+    given += ["--layer", "2", "--method", "brute-force", "--out", str(out), "--json"]
+    return [sys.executable, "-m", "preimage", *given, *more]
 
 
 CLUSTER = ("--cluster", "local", "--workers", "2")
@@ -213,7 +219,10 @@ def test_a_killed_driver_is_continued_and_nothing_is_left_of_its_cluster(tmp_pat
     assert whole.returncode == 0, whole.stderr
     assert left_by(out) == left_by(tmp_path / "whole")
     keys = [json.loads(line)["key"] for line in lines_of(out)]
-    assert sorted(keys) == ["0", "1", "2", "3", "final"]
+    assert keys == [str(number) for number in range(60)]  # in order, each once
+    then = {line.split(b'"key": ')[1].split(b",")[0]: line for line in lines_of(out)}
+    for line in finished:  # with the times they were measured with: they were not done again
+        assert then[line.split(b'"key": ')[1].split(b",")[0]] == line
 
 
 def processes_of(driver: int) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from preimage.cli import arguments as arg
+from preimage.cli.elsewhere import check_cluster
 from preimage.cli.terminal import print_either, progress_bar
 
 Layers = Annotated[str, typer.Option(help="Layers to invert from.")]
@@ -172,6 +173,41 @@ def geometry(
         )  # fmt: skip
     ratios = f"{result['colipschitz_over_margin']:.2f}, worst {result['worst']:.2f}"
     print_either(json, "bench geometry", result, f"co-Lipschitz over margin: {ratios}")
+
+
+@app.command("cluster")
+def cluster(
+    model: arg.Model = "smollm2",
+    layers: Annotated[str, typer.Option(help="Layers to compare.")] = "all",
+    source: Annotated[str, typer.Option("--prompts", help="Source of the prompts.")] = "default",
+    count: Annotated[int, typer.Option(help="Prompts.")] = 2000,
+    length: Tokens = 32,
+    workers: Annotated[int, typer.Option(help="Workers that share this machine.")] = 2,
+    alone: Annotated[bool, typer.Option(help="Also in one process, to compare with.")] = True,
+    dtype: arg.Dtype = "float32",
+    device: arg.Device = "auto",
+    json: arg.Json = False,
+) -> None:
+    """A collision search on a local Ray cluster against one process, and against what --plan says."""
+    check_cluster("local", workers)
+    loaded, _ = arg.prepare(model, layers=layers, dtype=dtype, device=device)
+    from preimage.bench import bench_cluster
+
+    with progress_bar() as progress:
+        result = bench_cluster(
+            loaded, count=count, length=length, source=source, layers=layers, workers=workers, alone=alone,
+            progress=progress,
+        )  # fmt: skip
+    plan, peak = result["plan"], result["worker_peak_bytes"] / 2**30
+    lines = [
+        f"cluster {result['cluster_seconds']:.1f} s (planned {plan['cluster_seconds']:.1f})",
+        f"a worker's memory: {peak:.2f} GiB at most (planned {plan['worker_bytes'] / 2**30:.2f})",
+    ]
+    if alone:
+        seconds, planned = result["one_process_seconds"], plan["one_process_seconds"]
+        lines.insert(0, f"overhead {result['overhead']:.1%}, same bytes: {result['same_bytes']}")
+        lines.insert(1, f"one process {seconds:.1f} s (planned {planned:.1f})")
+    print_either(json, "bench cluster", result, *lines)
 
 
 def _exact(layer: str, row: dict[str, Any]) -> str:

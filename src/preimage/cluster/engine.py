@@ -12,7 +12,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, Self
 
@@ -24,7 +24,7 @@ from preimage.errors import ClusterError, OptionError, PreimageError
 from preimage.storage import Errand, Place, working_with
 from preimage.storage.elsewhere import Group
 from preimage.storage.places import address as address_of
-from preimage.storage.places import place_of
+from preimage.storage.places import place_of, remove_all
 from preimage.storage.shelf import FolderShelf, Shelf
 
 log = logging.getLogger(__name__)
@@ -176,18 +176,35 @@ class Cluster:
         self._joining.clear()
 
     def each(
-        self, errand: Errand, groups: Sequence[Group], folder: Place
+        self,
+        errand: Errand,
+        groups: Sequence[Group],
+        folder: Place,
+        here: Callable[[Group], list[Any]] | None = None,
     ) -> Iterator[tuple[Group, list[Any]]]:
         """Every group as it gets finished; errors of ours come back as what they are."""
-        schedule: Schedule[Group] = Schedule(groups)
-        for number in self._members:
-            schedule.join(number)
+        schedule: Schedule[Group] = Schedule(groups, workers=self.count)
+        self._ask_again()
         digest, told = packed(errand)
         with self._place(folder) as place:
             job = f"{digest} {place['address']} {place['proof']}", [self._ray.put(told)], place
+            yield from self._begin(schedule, errand, here)
             yield from self._follow(schedule, errand, job)
         if schedule.poisoned:
             raise _given_up(schedule.poisoned, len(groups))
+
+    def _begin(
+        self, schedule: Schedule[Group], errand: Errand, here: Callable[[Group], list[Any]] | None
+    ) -> Iterator[tuple[Group, list[Any]]]:
+        """Do the first pieces in this process while workers start: it has the model, and would only wait."""
+        known = bool(self._joining)  # from work before this: they answer at once
+        self._staff()
+        if here is None:
+            return
+        self._welcome_some(schedule, errand, _TURN if known else 0.0)
+        while not self._members and (group := schedule.take()) is not None:
+            yield group, here(group)
+            self._welcome_some(schedule, errand, 0.0)
 
     def _follow(
         self, schedule: Schedule[Group], errand: Errand, job: tuple[Any, ...]
@@ -196,7 +213,7 @@ class Cluster:
         pending: dict[Any, tuple[int, Group]] = {}
         deadline = time.monotonic() + _PATIENCE
         while schedule.open:
-            self._staff(schedule)
+            self._staff()
             for number, member in self._members.items():
                 while (group := schedule.next(number)) is not None:
                     inputs = errand.inputs(group) if errand.inputs else b""
@@ -223,13 +240,33 @@ class Cluster:
                     raise _error_of(answer.content)
                 else:
                     schedule.failed(number, group, answer.content.decode(errors="replace"))
-            if schedule.hopeless:
+            if schedule.open and schedule.hopeless:
                 raise ClusterError(
                     "Workers are lost again and again, and nothing gets finished.",
                     "They may lack memory: give fewer workers, or machines with more.",
                 )
 
-    def _staff(self, schedule: Schedule[Group]) -> None:
+    def wait(self) -> None:
+        """Wait until all workers are there; without it, work begins with whoever is."""
+        nothing: Schedule[Group] = Schedule([])
+        self._ask_again()
+        self._staff()
+        while len(self._members) < self.count:
+            self._welcome_some(nothing, Errand("", {}), _PATIENCE)
+            self._staff()
+
+    def _ask_again(self) -> None:
+        """Have every worker say that it is there: who has died since is missed now, and blames no piece."""
+        self._joining |= {member.actor.hello.remote(): member for member in self._members.values()}
+        self._members.clear()
+
+    def _welcome_some(self, schedule: Schedule[Group], errand: Errand, seconds: float) -> None:
+        """Take in who has come, waiting so long for the first."""
+        if self._joining:
+            for ref in self._ray.wait(list(self._joining), timeout=seconds)[0]:
+                self._welcome(ref, schedule, errand)
+
+    def _staff(self) -> None:
         """Start workers up to their number."""
         while len(self._members) + len(self._joining) < self.count:
             remote = self._ray.remote(
@@ -286,8 +323,8 @@ class Cluster:
         finally:
             with suppress(Exception):
                 self._ray.kill(relay)
-            with suppress(OSError):
-                (folder / _PROOF).unlink(missing_ok=True)
+            with suppress(PreimageError):
+                remove_all(folder / _PROOF)
 
 
 def by_default(cores: int) -> int:

@@ -59,6 +59,10 @@ class Schedule(Generic[Piece]):
         held.append(self._waiting.popleft())
         return held[-1]
 
+    def take(self) -> Piece | None:
+        """The next piece for whoever does it at once and cannot be lost: the driver itself."""
+        return self._waiting.popleft() if self._waiting else None
+
     def finished(self, worker: Hashable, piece: Piece) -> None:
         """A worker has done its piece."""
         self._held[worker].remove(piece)

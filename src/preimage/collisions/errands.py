@@ -21,7 +21,11 @@ from preimage.states.pieces import PieceStore
 from preimage.storage import Errand, Run, current_workers, decode
 from preimage.storage.shelf import Shelf
 
-_TILES = 16  # that one errand is about
+_TILES = (
+    16,
+    256,
+)  # that a piece is about, at least and at most: one driver hands out some 400 pieces a second
+_EACH = 8  # pieces for every worker, that all end at about the same time
 _FEW_LAYERS = 2  # for each worker; where there are fewer, their tiles are handed out first
 
 
@@ -46,7 +50,13 @@ class AuditJob:
             "hard": None if hard is None else _told(hard, "hard"),
             "structure": audit.structure.told(),  # drawn once, for all
         }
-        return Errand(cls.NAME, spec, pack_ids(audit.ids.ids), after=lambda key: KeptTiles.forget(run, key))
+        return Errand(
+            cls.NAME,
+            spec,
+            pack_ids(audit.ids.ids),
+            after=lambda key: KeptTiles.forget(run, key),
+            here_too=True,
+        )
 
     @classmethod
     def made(cls, spec: dict[str, Any], attached: bytes, shelf: Shelf) -> AuditJob:
@@ -95,13 +105,14 @@ def screen_elsewhere(
     tiles = tile_count(rows, device)
     if workers is None or tiles < MANY or len(layers) >= _FEW_LAYERS * workers.count:
         return
-    keys = [f"{layer}:{at}-{min(at + _TILES, tiles)}" for layer in layers for at in range(0, tiles, _TILES)]
+    size = min(max(tiles * len(layers) // (_EACH * workers.count), _TILES[0]), _TILES[1])
+    keys = [f"{layer}:{at}-{min(at + size, tiles)}" for layer in layers for at in range(0, tiles, size)]
     tiling = Run(
         {"command": "screen", "rows": rows, "prompts": errand.spec["prompts"]}, run.place(f"{STATES}/tiling")
     )
     tiling.each(
         keys, dict, lambda _: (), progress, "tiles screened",
-        errand=replace(errand, after=None, folder=run.path),
+        errand=replace(errand, after=None, folder=run.path, here_too=False),
     )  # fmt: skip
 
 
@@ -121,7 +132,7 @@ class PrefixJob:
             "model": told_model(model), "noise": told_noise(model, (layer,)), "layer": layer,
             "options": scan.options.to_dict(),
         }  # fmt: skip
-        return Errand(cls.NAME, spec, pack_ids(scan.prefixes))
+        return Errand(cls.NAME, spec, pack_ids(scan.prefixes), here_too=True)
 
     @classmethod
     def made(cls, spec: dict[str, Any], attached: bytes, shelf: Shelf) -> PrefixJob:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import plotly.graph_objects as go
 
 from preimage.errors import OptionError, first_line
-from preimage.storage import write_bytes, write_text
+from preimage.storage import Place, place_of, write_bytes, write_text
 
 FORMATS = ("html", "svg", "pdf")
 
@@ -23,11 +22,14 @@ def parse_formats(given: str) -> tuple[str, ...]:
     return wanted
 
 
-def save_figures(figures: Mapping[str, go.Figure], folder: Path, formats: Sequence[str] = ("html",)) -> None:
-    """Write every figure, by its name, in every format."""
+def save_figures(
+    figures: Mapping[str, go.Figure], folder: str | Place, formats: Sequence[str] = ("html",)
+) -> None:
+    """Write every figure, by its name, in every format, in a folder or at an address."""
+    place = place_of(folder)
     for name, figure in figures.items():
         for kind in formats:
-            path = folder / f"{name}.{kind}"
+            path = place / f"{name}.{kind}"
             if kind == "html":
                 write_text(path, figure.to_html(include_plotlyjs=True, div_id=name))
             else:

@@ -40,7 +40,7 @@ class GeometryJob:
             "model": told_model(model), "noise": told_noise(model, states.layers),
             "options": options.to_dict(), "states": states.store.told(f"states/{SPREAD}"),
         }  # fmt: skip
-        return Errand(cls.NAME, spec, pack_ids(states.token_ids))
+        return Errand(cls.NAME, spec, pack_ids(states.token_ids), here_too=True)
 
     @classmethod
     def made(cls, spec: dict[str, Any], attached: bytes, shelf: Shelf) -> GeometryJob:

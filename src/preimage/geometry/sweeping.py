@@ -15,7 +15,7 @@ from preimage.layers import LayerSpec, parse_layers
 from preimage.preparation import Preparation
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptOptions, PromptSet
-from preimage.storage import Run, current_workers, inside, write_table
+from preimage.storage import Run, current_workers, inside, place_of, write_table
 
 _STATES = "states"  # in a run's folder, until it is done
 
@@ -74,8 +74,8 @@ def sweep_geometry(
             runs.append(SweptGeometry(setting, model.identity.to_dict(), geometry))
     sweep = GeometrySweep(tuple(runs))
     if out is not None and not single:
-        sweep.save(Path(out) / "sweep.json")
-        write_table(Path(out) / "sweep.parquet", sweep.rows())
+        sweep.save(place_of(out) / "sweep.json")
+        write_table(place_of(out) / "sweep.parquet", sweep.rows())
     return sweep
 
 

@@ -18,6 +18,7 @@ from preimage.states.layout import Group, KeptPositions, Layout
 from preimage.states.states import DTYPES, States
 from preimage.storage import MANIFEST, SCHEMA, TENSORS, read_manifest, seal, sha256_file, unusable, write_json
 from preimage.storage.locking import hold
+from preimage.storage.places import on_a_disk
 from preimage.storage.tensor_file import TensorFileReader, TensorFileWriter
 
 UNFINISHED = "capture"  # the run of a capture that is under way, beside the partial file
@@ -127,7 +128,8 @@ def open_states(path: str | Path, *, verify: bool = True) -> States:
     >>> open_states(folder).at(0, 2).shape
     torch.Size([4, 16])
     """
-    return open_bundle(Path(path), read_manifest(Path(path)), verify=verify)
+    folder = on_a_disk(path, "a bundle")
+    return open_bundle(folder, read_manifest(folder), verify=verify)
 
 
 def open_bundle(folder: Path, manifest: dict[str, Any], *, verify: bool = True) -> States:

@@ -28,7 +28,8 @@ from preimage.states.layout import KeptPositions, Layout, group_by_length, tenso
 from preimage.states.noise import noise_floor
 from preimage.states.pieces import CaptureJob, Computing, PieceStore, copied, pack_ids
 from preimage.states.states import MemoryStore, States, Store
-from preimage.storage import MANIFEST, TENSORS, Errand, Place, Run, current_workers, is_remote, place_of
+from preimage.storage import MANIFEST, TENSORS, Errand, Place, Run, current_workers, is_remote
+from preimage.storage.places import on_a_disk
 from preimage.storage.shelf import FolderShelf
 from preimage.storage.tensor_file import TensorFileReader, TensorFileWriter, file_bytes
 
@@ -101,7 +102,7 @@ def capture(
     provenance = prompts.provenance if isinstance(prompts, PromptSet) else None
     job = _Capture(Computing(model, ids, layout, seen), seen, batch_tokens, progress, provenance)
     if out is not None:
-        return job.to_bundle(_on_a_disk(out), more.withhold_ids)
+        return job.to_bundle(on_a_disk(out, "a bundle"), more.withhold_ids)
     if sum(map(math.prod, layout.names().values())) * model.dtype.itemsize <= _MEMORY_BYTES:
         return job.to_memory()
     temporary = tempfile.TemporaryDirectory(prefix="preimage-")
@@ -140,13 +141,6 @@ def capture_for_run(
     layout = Layout(group_by_length([len(row) for row in ids]), tuple(layers), "last", model.d_model)
     job = _Capture(Computing(model, ids, layout, seen), seen, batch, progress, provenance)
     return job.in_pieces(Run(job.plan, folder / SPREAD), None if is_remote(folder) else job.finished(folder))
-
-
-def _on_a_disk(out: str | Path) -> Path:
-    place = place_of(out)
-    if is_remote(place):
-        raise OptionError(f"{out} is an address; a bundle is made on a disk.", "Give a folder, then copy it.")
-    return place
 
 
 def encode_all(
@@ -237,7 +231,7 @@ class _Capture:
         """
         assert run.path is not None
         model, layout, tokens = self.model, self.layout, self.batch_tokens
-        if run.items and not (run.path / _PIECES).exists():
+        if run.items and not run.has(_PIECES):
             run.forget()  # what was begun in one file is not in any other
         there = [Piece.of(key) for key in run.items]
         left = {
@@ -260,7 +254,7 @@ class _Capture:
         errand = None
         if current_workers() is not None and there_already is None:
             spec = CaptureJob.spec(told_model(model), layout, self.observation, _PIECES, tokens)
-            errand = Errand(CaptureJob.NAME, spec, pack_ids(self.ids))
+            errand = Errand(CaptureJob.NAME, spec, pack_ids(self.ids), here_too=True)
         keys = [*run.items, *left]
         run.each(keys, dict, capture_piece, self.progress, "pieces captured", errand=errand)
         pieces = [Piece.of(key) for key in keys]

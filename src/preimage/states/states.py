@@ -18,6 +18,7 @@ from preimage.models import LanguageModel, ModelPreview
 from preimage.observations import Observation
 from preimage.states.caches import observed_width
 from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
+from preimage.storage.places import on_a_disk
 from preimage.storage.tensor_file import tensor_bytes
 
 _ROWS = 256  # prompts looked at together
@@ -215,7 +216,7 @@ class States:
         """Write a bundle: ``states.safetensors`` and ``manifest.json``, all of it or nothing."""
         from preimage.states.bundle import save_bundle
 
-        return save_bundle(self, Path(path), withhold_ids=withhold_ids)
+        return save_bundle(self, on_a_disk(path, "a bundle"), withhold_ids=withhold_ids)
 
     @classmethod
     def from_tensor(

@@ -28,6 +28,7 @@ class Errand:
     inputs: Callable[[Group], bytes] | None = None
     after: Callable[[str], None] | None = None  # once a piece is kept
     folder: Place | None = None  # in which its shelf is; by default the run's own
+    here_too: bool = False  # whether this process may begin with it, until the first worker is there
 
 
 @runtime_checkable
@@ -37,9 +38,16 @@ class Workers(Protocol):
     count: int
 
     def each(
-        self, errand: Errand, groups: Sequence[Group], folder: Place
+        self,
+        errand: Errand,
+        groups: Sequence[Group],
+        folder: Place,
+        here: Callable[[Group], list[Any]] | None = None,
     ) -> Iterator[tuple[Group, list[Any]]]:
-        """Every group as it gets finished, with a document for each of its keys; ``folder``: the run's."""
+        """Every group as it gets finished, with a document for each of its keys.
+
+        ``folder``: the run's. ``here`` does a group in this process, for as long as nobody else is there.
+        """
 
 
 _workers: ContextVar[Workers | None] = ContextVar("workers", default=None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from preimage.errors import RunFolderError, UnwritableError, first_line
-from preimage.storage.places import Place, is_remote, uploading
+from preimage.storage.places import Place, is_remote, put, read_bytes, uploading
 
 SCHEMA = "preimage/7"  # of everything that is written; a change of any format raises it
 # Whose bundles and lenses are still read: in 1 one field had another name, in 2 all states were residual,
@@ -67,7 +67,7 @@ def write_json(path: Place, document: dict[str, Any]) -> Place:
 def read_json(path: Place) -> dict[str, Any]:
     """Read one json document."""
     try:
-        document = parse_json(path.read_text(encoding="utf-8"))
+        document = parse_json(read_bytes(path).decode())
         if not isinstance(document, dict):
             raise ValueError("it is not a json object")
     except (ValueError, OSError) as error:
@@ -93,6 +93,9 @@ def write_text(path: Place, text: str) -> Place:
 
 def write_bytes(path: Place, content: bytes) -> Place:
     """Write a file of bytes."""
+    if is_remote(path):
+        put(path, content)
+        return path
     with replacing(path) as temporary:
         temporary.write_bytes(content)
     return path
@@ -114,12 +117,13 @@ def replacing(path: Place) -> Iterator[Path]:
 
     Its name is nobody else's, also where several machines write on one disk. To an address it is uploaded.
     """
-    if is_remote(path):
-        with uploading(path) as local:
-            yield local
-        return
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.partial")
+    temporary: Path | None = None
     try:
+        if is_remote(path):
+            with uploading(path) as local:
+                yield local
+            return
+        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.partial")
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with temporary.open("rb") as file:
@@ -127,7 +131,8 @@ def replacing(path: Place) -> Iterator[Path]:
         temporary.replace(path)
     except BaseException as error:  # Ctrl-C too; and safetensors has errors of its own for a full disk
         with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            if temporary is not None:
+                temporary.unlink(missing_ok=True)
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
         reason = getattr(error, "strerror", None) or error

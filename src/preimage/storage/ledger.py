@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 from preimage.errors import RunFolderError, UnwritableError, first_line
 from preimage.storage.files import sha256_document, write_bytes, write_json
-from preimage.storage.places import Place, everything_in, is_remote, remove_all
+from preimage.storage.places import CHECK, Place, everything_in, is_remote, remove_all
 
 LINES, OBJECTS = "items.jsonl", "items"
 
@@ -84,7 +84,12 @@ class ObjectLedger:
     def read(self) -> dict[str, Any]:
         """Everything that is finished."""
         entries = {}
-        for name, content in everything_in(self._folder).items():
+        try:
+            there = everything_in(self._folder)
+        except OSError as error:
+            reason = error.strerror or first_line(error)
+            raise RunFolderError(f"{self._folder} cannot be read: {reason}.", CHECK) from error
+        for name, content in there.items():
             key, item = _entry(content, self._folder / name)
             if unquote(name.removesuffix(".json")) != key:
                 raise _damaged(self._folder / name, "it is named for another piece")

@@ -2,7 +2,9 @@
 
 A folder on a disk is locked by the system. At an address there is no such lock: whoever works there puts a
 sign up and changes it every few seconds. A sign that does not change while one looks at it is a dead
-process's. No clock is read, only time that passes here.
+process's. Signs are numbered, and the greatest number counts: who takes a folder over creates the next one,
+which storage lets only one process do, and nobody ever changes the sign of another. Who finds that its own
+number is no longer the greatest stops. No clock and no date is read, only time that passes here.
 """
 
 from __future__ import annotations
@@ -13,39 +15,57 @@ import threading
 import time
 import uuid
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from preimage.errors import RunFolderError, first_line
-from preimage.storage.places import Place, create, is_remote
+from preimage.storage.places import CHECK, Place, create, everything_in, is_remote, names_in, put, remove_all
 
-SIGN = "driver.json"
+SIGNS = "driver"  # the folder of signs inside that of a run
 _BEAT = 3.0  # seconds between two changes of a sign
-_LOOK = 4 * _BEAT  # for which one that does not change is looked at
+_LOOK = 4  # beats for which one that does not change is looked at
+_PATIENCE = 10.0  # seconds in which a sign must be down
 
 _held: dict[Path, tuple[int, int]] = {}  # folder: its descriptor, and how many here have it open
-
-
 _signs: dict[str, _Sign] = {}  # by the address of the folder
 
 
-def hold(folder: Place, owner: object) -> None:
+class Hold:
+    """A folder that other processes are kept out of, as long as its owner lives or until it is left."""
+
+    def __init__(self, leave: Callable[[], object] | None = None, sign: _Sign | None = None) -> None:
+        self._leave, self._sign = leave, sign
+
+    def leave(self) -> None:
+        """Let others in. On a disk that is left to the end of the owner, which nobody has to wait for."""
+        if self._leave is not None and self._sign is not None:
+            self._leave()
+
+    def require(self, *, look: bool = False) -> None:
+        """Refuse to go on where another process has taken the folder over; ``look``: whether one did now."""
+        if self._sign is not None:
+            self._sign.require(look)
+
+
+def hold(folder: Place, owner: object) -> Hold:
     """Keep other processes out of ``folder`` as long as ``owner`` lives; this one may enter again.
 
-    Where folders cannot be locked (some network disks, no POSIX) nobody is kept out.
+    Where folders cannot be locked (some network disks, no POSIX) nobody is kept out. At an address, whoever
+    holds a folder holds all folders in it.
     """
     if is_remote(folder):
-        name = str(folder)
-        sign = _signs.get(name) or _Sign(folder)
-        _signs[name] = sign
+        around = [str(one) for one in (folder, *folder.parents)]
+        name = next((one for one in around if one in _signs and not _signs[one].lost), around[0])
+        sign = _signs.get(name)
+        if sign is None or sign.lost:
+            sign = _signs[name] = _Sign(folder)
         sign.users += 1
-        weakref.finalize(owner, _take_down, name)
-        return
+        return Hold(weakref.finalize(owner, _take_down, sign, name), sign)
     try:
         import fcntl
     except ImportError:
-        return
+        return Hold()
     place = folder.resolve()
     descriptor, users = _held.get(place, (-1, 0))
     if not users:
@@ -57,9 +77,9 @@ def hold(folder: Place, owner: object) -> None:
             raise _occupied(folder) from None
         except OSError:  # no locks here
             os.close(descriptor)
-            return
+            return Hold()
     _held[place] = (descriptor, users + 1)
-    weakref.finalize(owner, _leave, place)
+    return Hold(weakref.finalize(owner, _leave, place))
 
 
 def _leave(place: Path) -> None:
@@ -68,6 +88,14 @@ def _leave(place: Path) -> None:
         _held[place] = (descriptor, users - 1)
     else:
         os.close(descriptor)
+
+
+def _take_down(sign: _Sign, name: str) -> None:
+    sign.users -= 1
+    if sign.users == 0:
+        if _signs.get(name) is sign:
+            del _signs[name]
+        sign.take_down()
 
 
 def _occupied(folder: Place) -> RunFolderError:
@@ -80,68 +108,89 @@ class _Sign:
     """This process's sign in a folder at an address, kept moving by a thread of its own."""
 
     def __init__(self, folder: Place) -> None:
-        self.users = 0
-        self._folder, self._place, self._holder = folder, folder / SIGN, uuid.uuid4().hex
-        self._beats = 0
+        self.users, self.lost = 0, False
+        self._folder, self._holder, self._beats = folder, uuid.uuid4().hex, 0
         self._down = threading.Event()
-        if not create(self._place, self._content()):
-            self._wait_for_it_to_stand_still()
-            self._put()
-            time.sleep(
-                min(1.0, _BEAT)
-            )  # whoever does the same at this moment is the last to write, or we are
-            if (self._read() or {}).get("holder") != self._holder:
-                raise _occupied(folder)
-        threading.Thread(target=self._beat, daemon=True, name="preimage-sign").start()
+        self._number = self._free_number()
+        self._place = folder / SIGNS / f"{self._number}.json"
+        if not self._claim():
+            raise _occupied(folder)
+        for name in self._others():  # of the dead
+            with suppress(RunFolderError):
+                remove_all(folder / SIGNS / name)
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="preimage-sign")
+        self._thread.start()
 
     def take_down(self) -> None:
-        """Nobody works here any more."""
+        """Nobody works here any more. The thread does it, so that no beat comes after."""
         self._down.set()
-        with suppress(Exception):  # whatever storage says: a sign that stays stands still
-            if (self._read() or {}).get("holder") == self._holder:
-                self._place.unlink()
+        with suppress(RuntimeError):  # where it is this very thread that collected the owner
+            self._thread.join(_PATIENCE)
 
-    def _wait_for_it_to_stand_still(self) -> None:
-        first, until = self._read(), time.monotonic() + _LOOK
-        while time.monotonic() < until:
+    def require(self, look: bool) -> None:
+        """Refuse to go on without the folder."""
+        if look and not self.lost:
+            self.lost = self._newest()[0] != self._number
+        if self.lost:
+            raise RunFolderError(
+                f"Another process has taken {self._folder} over: this one was not heard of for a while.",
+                "Let that one finish, or stop it and rerun the command: it continues.",
+            )
+
+    def _free_number(self) -> int:
+        """The number of the next sign, once it is certain that nobody keeps the last one moving."""
+        first = self._newest()
+        until = time.monotonic() + _LOOK * _BEAT
+        while first[0] >= 0:
             time.sleep(_BEAT / 3)
-            now = self._read()
-            if now is None:
-                return
+            now = self._newest()
+            if now[0] < 0:
+                break
             if now != first:
                 raise _occupied(self._folder)
+            if time.monotonic() >= until:
+                return first[0] + 1
+        return 0
+
+    def _claim(self) -> bool:
+        """Whether the sign is up, and nobody else's."""
+        content = self._content()
+        if not create(self._place, content):
+            return False
+        if create(self._place, content):  # storage that cannot refuse: the last one to write has it
+            time.sleep(min(1.0, _BEAT))
+            return self._newest() == (self._number, content)
+        return True
 
     def _beat(self) -> None:
         while not self._down.wait(_BEAT):
             with suppress(Exception):  # one that is late is taken for dead only after several
+                if self._newest()[0] != self._number:
+                    self.lost = True
+                    break
                 self._beats += 1
-                self._put()
-
-    def _put(self) -> None:
-        self._place.fs.pipe_file(self._place.path, self._content())  # type: ignore[attr-defined]
+                put(self._place, self._content())
+        with suppress(Exception):  # whatever storage says: a sign that stays stands still
+            remove_all(self._place)
 
     def _content(self) -> bytes:
         return json.dumps({"holder": self._holder, "beats": self._beats}).encode()
 
-    def _read(self) -> dict[str, Any] | None:
+    def _others(self) -> list[str]:
+        with suppress(OSError):
+            return [name for name in names_in(self._folder / SIGNS) if name != self._place.name]
+        return []
+
+    def _newest(self) -> tuple[int, bytes]:
+        """Number and content of the sign that counts; -1 where there is none."""
         try:
-            self._place.fs.invalidate_cache()  # type: ignore[attr-defined]
-            content = self._place.fs.cat_file(self._place.path)  # type: ignore[attr-defined]
-            return dict(json.loads(content))
-        except FileNotFoundError:
-            return None
-        except ValueError:
-            return {}
-        except Exception as error:
+            signs = everything_in(self._folder / SIGNS)
+        except FileNotFoundError:  # one was taken down in this moment
+            return self._newest()
+        except OSError as error:
             raise RunFolderError(
-                f"{self._place} cannot be read: {first_line(error)}.",
-                "Check the address and the credentials.",
+                f"{self._folder} cannot be read: {error.strerror or first_line(error)}.", CHECK
             ) from error
-
-
-def _take_down(name: str) -> None:
-    sign = _signs[name]
-    sign.users -= 1
-    if sign.users == 0:
-        del _signs[name]
-        sign.take_down()
+        numbered = {int(name.removesuffix(".json")): content for name, content in signs.items()
+                    if name.removesuffix(".json").isdecimal()}  # fmt: skip
+        return max(numbered.items(), default=(-1, b""))

@@ -24,8 +24,8 @@ from preimage.progress import Progress, silent
 from preimage.storage.elsewhere import Errand, current_workers
 from preimage.storage.files import SCHEMA, plain, read_json, sha256_document, write_json, write_table
 from preimage.storage.ledger import Ledger, append, ledger_in
-from preimage.storage.locking import hold
-from preimage.storage.places import Place, is_remote, place_of, remove_all
+from preimage.storage.locking import SIGNS, Hold, hold
+from preimage.storage.places import CHECK, Place, exists, is_remote, kind_of, names_in, place_of, remove_all
 from preimage.storage.plans import require_same
 from preimage.storage.records import record
 from preimage.storage.saved import decode
@@ -61,6 +61,7 @@ class Run:
         self._plan: dict[str, Any] = plain({"schema": SCHEMA, **plan})
         self._name_command = name_command
         self._ledger: Ledger | None = None
+        self._hold = Hold()
         self._order: list[str] = []
         if self.path is not None:
             self._open(self.path)
@@ -68,6 +69,14 @@ class Run:
     def place(self, name: str) -> Place | None:
         """A path in the run's folder, for what belongs to it until it is done; None where there is none."""
         return inside(self.path, name)
+
+    def has(self, name: str) -> bool:
+        """Whether there is something of this name in the run's folder."""
+        try:
+            return self.path is not None and exists(self.path / name)
+        except OSError as error:
+            reason = error.strerror or first_line(error)
+            raise RunFolderError(f"{self.path} cannot be read: {reason}.", CHECK) from error
 
     @property
     def shelf(self) -> FolderShelf | None:
@@ -120,7 +129,12 @@ class Run:
                 progress(len(finished), len(keys), note)
             return finished
         named = {tuple(map(str, group)): group for group in left}
-        for names, documents in workers.each(errand, list(named), errand.folder or self.path):
+
+        def here(names: tuple[str, ...]) -> list[Any]:
+            return [_document(item) for item in work(named[names])]
+
+        helping = here if errand.here_too else None
+        for names, documents in workers.each(errand, list(named), errand.folder or self.path, helping):
             for key, document in zip(named[names], documents, strict=True):
                 finished[key] = self._decoded(kind, document, "what a worker sent")
                 self.keep(key, document)
@@ -133,9 +147,8 @@ class Run:
         """Record the result of a finished piece; where there is a folder it is on the disk on return."""
         if self._ledger is None:
             return
-        if not isinstance(item, dict):
-            item = item.to_dict() if hasattr(item, "to_dict") else asdict(item)
-        document = plain(item)
+        document = _document(item)
+        self._hold.require()
         self._ledger.add(str(key), document)
         self.items[str(key)] = document
 
@@ -167,30 +180,29 @@ class Run:
             self._ledger.order(self._order)
             self._write({"state": "done", "results": results()})
         for name, rows in (tables or {}).items():
-            table = self.path / f"{name}.parquet"
-            if not (before and table.exists()):
-                write_table(table, rows())
+            if not (before and self.has(f"{name}.parquet")):
+                write_table(self.path / f"{name}.parquet", rows())
         for name in remove:
-            if (self.path / name).exists():
-                remove_all(self.path / name)
+            remove_all(self.path / name)
+        self._hold.leave()
 
     def _open(self, path: Place) -> None:
         foreign = RunFolderError(f"{path} exists and is not a run folder.", "Give a new or empty folder.")
         try:
-            if path.exists() and not path.is_dir():
+            if kind_of(path) == "file":
                 raise foreign
             if not is_remote(path):
                 path.mkdir(parents=True, exist_ok=True)
-            hold(path, self)
-            begun = (path / _RUN).exists()
-            others = (
-                [] if begun or not path.exists() else [one for one in path.iterdir() if not _ours(one.name)]
-            )
+            self._hold = hold(path, self)
+            begun = exists(path / _RUN)
+            others = [] if begun else [name for name in names_in(path) if not _ours(name)]
         except OSError as error:
             raise UnwritableError(
-                f"{path} cannot be written: {error.strerror or first_line(error)}.", "Give another place."
+                f"{path} cannot be written: {error.strerror or first_line(error)}.",
+                CHECK if is_remote(path) else "Give another place.",
             ) from error
         if others:
+            self._hold.leave()
             raise foreign
         self._ledger = ledger_in(path)
         if begun:
@@ -203,12 +215,13 @@ class Run:
     def _record(self, path: Place) -> None:
         said = record(command=self._name_command)
         if is_remote(path):  # where nothing can be appended
-            write_json(path / "record" / f"{said['date']}-{uuid.uuid4().hex[:8]}.json", said)
+            write_json(path / "record" / f"{said['date'].replace(':', '')}-{uuid.uuid4().hex[:8]}.json", said)
         else:
             append(path / _RECORD, said)
 
     def _write(self, more: dict[str, Any]) -> None:
         assert self.path is not None
+        self._hold.require(look=True)
         document = plain({**self._plan, **more})
         write_json(self.path / _RUN, {**document, _SUM: sha256_document(document)})
 
@@ -233,6 +246,13 @@ class Run:
         self.items = self._ledger.read()
 
 
+def _document(item: Any) -> Any:
+    """What is kept of an item, in plain json types."""
+    if not isinstance(item, dict):
+        item = item.to_dict() if hasattr(item, "to_dict") else asdict(item)
+    return plain(item)
+
+
 def _ours(name: str) -> bool:
     """Whether a file may be in a folder whose run was not begun: what a killed process was writing."""
-    return name.endswith(".partial") or name == "driver.json"
+    return name.endswith(".partial") or name == SIGNS

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, ge
 
 from preimage.errors import RunFolderError, first_line
 from preimage.storage.files import SCHEMA, read_json, write_json
+from preimage.storage.places import Place, place_of
 
 _PLAIN = (int, str, bool)
 
@@ -32,14 +33,14 @@ class Saved:
         result: Self = decode(cls, data)
         return result
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path | Place) -> Place:
         """Write one json document."""
-        return write_json(Path(path), {"schema": SCHEMA, "kind": self._kind, **self.to_dict()})
+        return write_json(place_of(path), {"schema": SCHEMA, "kind": self._kind, **self.to_dict()})
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | Path | Place) -> Self:
         """The inverse of :meth:`save`."""
-        document = read_json(Path(path))
+        document = read_json(place_of(path))
         try:
             for name, expected in (("kind", cls._kind), ("schema", SCHEMA)):
                 if document.get(name) != expected:

@@ -74,7 +74,8 @@ def own_text(
 
     errand = None
     if current_workers() is not None:
-        errand = Errand(SampleJob.NAME, {"model": told_model(model), "length": length, "seed": options.seed})
+        told = {"model": told_model(model), "length": length, "seed": options.seed}
+        errand = Errand(SampleJob.NAME, told, here_too=True)
 
     def in_tokens(done: int, total: int, note: str) -> None:
         progress(min(done * size, rows) * length, rows * length, note)
