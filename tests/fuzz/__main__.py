@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=0, help="in all, without the start of processes")
-    parser.add_argument("--cases", type=int, default=0, help="of each target")
+    parser.add_argument("--cases", type=int, default=0, help="of each target, and fewer of slow ones")
     parser.add_argument("--target", action="append", choices=TARGETS, help="one of them, and again")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**31, help="else another every time")
     parser.add_argument("--plain", action="store_true", help="without atheris: the same cases every time")

@@ -28,7 +28,7 @@ class Search:
         self.name, self.target, self.folder = name, TARGETS[name], folder
         self.counts: Counter[str] = Counter(cases=0, accepted=0, refused=0, faults=0)
         self.faults: dict[str, dict[str, Any]] = {}
-        self._most = cases
+        self._most = None if cases is None else cases // self.target.slow
         self._began = self._reported = time.monotonic()
         self._end = None if seconds is None else self._began + seconds
         self._current = (folder / CURRENT).open("wb", buffering=0)

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save
 
 import preimage
+from fuzz.judging import scratch
 from fuzz.mutation import NEXT
 from preimage.collisions import find_collisions
 from preimage.geometry import measure_geometry
@@ -31,6 +32,7 @@ RANKS = {"text": {"rank0": 0.5, "within8": 0.75, "within64": 1.0, "worst": 30, "
 # What a case says of itself truly, whatever became of its other files: without it all of them would be
 # refused by a checksum. A change may hit these words too, and then the checksum is what is tested.
 SIZE, DIGEST = b'"the right size"', b"the right digest"
+MODEL = b"the model"  # by its name, which is a path of another folder in every process
 
 
 @cache
@@ -48,6 +50,22 @@ def bundles(folder: Path) -> list[bytes]:
     made = [states.save(folder / "all"), last.save(folder / "last", withhold_ids=True)]
     made += [half.save(folder / "half"), keys.save(folder / "keys")]
     return [NEXT.join((_manifest(one), (one / "states.safetensors").read_bytes())) for one in made]
+
+
+@cache
+def model_folder() -> Path:
+    """The model on the disk, as a command loads it."""
+    folder = scratch() / "model"
+    model().module.save_pretrained(folder)
+    return folder
+
+
+def commanded(folder: Path) -> list[bytes]:
+    """Bundles whose model a command finds by the name in them."""
+    loaded = preimage.load(model_folder(), device="cpu")
+    made = preimage.capture(loaded, PROMPTS[:2], LAYER).save(folder / "b")
+    named = _manifest(made).replace(str(model_folder()).encode(), MODEL)
+    return [NEXT.join((named, (made / "states.safetensors").read_bytes()))]
 
 
 def _manifest(bundle: Path) -> bytes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -21,6 +22,7 @@ import preimage
 from fuzz import mutation, seeds
 from fuzz.judging import check_words, scratch
 from fuzz.mutation import NEXT, Mutate
+from preimage.cli import BAD_INPUT, BUG, main
 from preimage.cli.arguments import parse_bits, parse_positions
 from preimage.collisions import CollisionAudit, ContinuationScan
 from preimage.collisions.result import LayerCollisions
@@ -47,6 +49,7 @@ class Target:
     read: Callable[[bytes], None]
     seeds: Callable[[Path], list[bytes]]
     mutate: Mutate
+    slow: int = 1  # cases of others that take as long as one of these
 
     def begin(self) -> list[bytes]:
         """The seeds, made anew."""
@@ -84,15 +87,33 @@ def _told(document: bytes, of: bytes) -> bytes:
     return document.replace(seeds.SIZE, str(len(of)).encode()).replace(seeds.DIGEST, digest)
 
 
-def read_bundle(data: bytes) -> None:
-    """``preimage.open_states``, and everything that is done with states that are there."""
+def _write_bundle(data: bytes, folder: Path) -> None:
     files = _files(data, "manifest.json", "states.safetensors")
     tensors = files.get("states.safetensors", b"")
+    (folder / "manifest.json").write_bytes(_told(files["manifest.json"], tensors))
+    (folder / "states.safetensors").write_bytes(tensors)
+
+
+def read_bundle(data: bytes) -> None:
+    """``preimage.open_states``, and everything that is done with states that are there."""
     with _folder() as folder:
-        (folder / "manifest.json").write_bytes(_told(files["manifest.json"], tensors))
-        (folder / "states.safetensors").write_bytes(tensors)
-        states = preimage.open_states(folder)
-        _use(states)
+        _write_bundle(data, folder)
+        _use(preimage.open_states(folder))
+
+
+def command(data: bytes) -> None:
+    """``preimage invert BUNDLE --json``, with the model that the bundle names and with another."""
+    model = str(seeds.model_folder())
+    with _folder() as folder:
+        _write_bundle(data.replace(seeds.MODEL, model.encode()), folder)
+        for more in ([], ["--model", model]):
+            out = io.StringIO()
+            with redirect_stdout(out), redirect_stderr(io.StringIO()):
+                code = main(["invert", str(folder), "--json", "--device", "cpu", *more])
+            document = json.loads(out.getvalue())
+            assert code != BUG, document["error"]
+        if code == BAD_INPUT:
+            raise PreimageError(document["error"]["message"], document["error"]["hint"])
 
 
 def _use(states: preimage.States) -> None:
@@ -311,6 +332,7 @@ def _by_name(name: str) -> Mutate:
 _PLAIN, _JSON, _TENSORS = mutation.mutate_bytes, mutation.mutate_json, mutation.mutate_tensors
 TARGETS: dict[str, Target] = {
     "bundle": Target(read_bundle, seeds.bundles, mutation.mutate_files(_JSON, _TENSORS)),
+    "command": Target(command, seeds.commanded, mutation.mutate_files(_JSON, _TENSORS), slow=20),
     "manifest": Target(read_manifest_alone, seeds.manifests, _JSON),
     "run": Target(read_run, seeds.runs, mutation.mutate_files(_JSON, mutation.mutate_lines)),
     "result": Target(read_result, seeds.results, _JSON),

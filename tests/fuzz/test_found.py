@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import preimage
 from fuzz import seeds
+from preimage.cli import BAD_INPUT, main
 from preimage.errors import BundleError, LayerError, ModelError, OptionError, RunFolderError, StatesError
 from preimage.inversion import Inversion
 from preimage.inversion.proposers.lens_files import given_lens, read_info, read_weights
@@ -54,6 +55,9 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "half a layer": lambda m: m.update(layers=[2.5]),
     "noise beyond any float": lambda m: m.update(noise_floor={"2": HUGE}),
     "prompts that are no source": lambda m: m.update(prompts="a"),
+    "a model that is a number": lambda m: m.update(model=5),
+    "a model that is text": lambda m: m.update(model="smollm2"),
+    "a model named by a number": lambda m: m.update(model={"name": 5}),
     "positions as a novel": lambda m: m.update(positions=NOVEL),
     "a schema as a novel": lambda m: m.update(schema=NOVEL),
     "a place as a novel": lambda m: m.update(observation={"place": NOVEL}),
@@ -69,6 +73,7 @@ def test_a_manifest(change: Callable[[dict[str, Any]], object], tmp_path: Path) 
     change(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest))
     refused(BundleError, lambda: preimage.open_states(folder))
+    assert main(["invert", str(folder)]) == BAD_INPUT
 
 
 def write_bundle(folder: Path, **changes: Any) -> Path:
@@ -278,6 +283,7 @@ def test_a_config_or_an_index_of_weights_nested_beyond_recursion(tmp_path: Path)
 
 
 def test_names_in_a_model_as_novels(tmp_path: Path) -> None:
+    refused(ModelError, lambda: locate(NOVEL))
     (tmp_path / "config.json").write_text(json.dumps({"dtype": NOVEL}))
     (tmp_path / "w.safetensors").write_bytes(b"")
     refused(ModelError, lambda: locate(str(tmp_path)).dtype)

@@ -50,10 +50,11 @@ def searched(folder: Path, *given: str) -> dict[str, Any]:
 def test_hostile_files_of_every_kind_are_read_or_refused_in_words(tmp_path: Path) -> None:  # S4
     document = searched(tmp_path, "--plain", "--cases", "300")
     assert document["targets"].keys() == TARGETS.keys()
-    for found in document["targets"].values():
-        assert found["cases"] == 300
-        assert found["accepted"] > 3
-        assert found["refused"] > 30
+    for name, found in document["targets"].items():
+        count = 300 // TARGETS[name].slow
+        assert found["cases"] == count
+        assert found["accepted"] > count // 100
+        assert found["refused"] > count // 10
 
 
 @pytest.mark.skipif(find_spec("atheris") is None, reason="atheris is not there: not built for this machine")

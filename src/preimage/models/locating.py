@@ -10,7 +10,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
-from preimage.errors import MissingExtraError, ModelError, OptionError, first_line, shown
+from preimage.errors import MissingExtraError, ModelError, OptionError, clip, first_line, shown
 from preimage.models.aliases import ALIASES, ensure_converted
 from preimage.models.identity import hash_files
 from preimage.storage import parse_json
@@ -161,7 +161,7 @@ def _hub_folder(name: str, revision: str | None) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    tried = f"{name!r} is not an alias ({', '.join(ALIASES)}), no file or folder here"
+    tried = f"{clip(repr(name))} is not an alias ({', '.join(ALIASES)}), no file or folder here"
     hint = "Use an alias, a path, or a hub id such as HuggingFaceTB/SmolLM2-135M; see `preimage models`."
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
     try:

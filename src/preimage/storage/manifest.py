@@ -35,6 +35,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         whole = MANIFEST not in sums or sums[MANIFEST] == seal(manifest)["checksums"][MANIFEST]
         if type(size) is not int:
             raise ValueError(f"its bytes are {reprlib.repr(size)}")
+        model = manifest["model"]
+        if model is not None and not isinstance(model["name"], str):
+            raise ValueError(f"its model is named {reprlib.repr(model['name'])}")
         if schema == BEFORE[0] and manifest["model"]:
             manifest["model"]["files_hash"] = manifest["model"].pop("checkpoint", None)
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
