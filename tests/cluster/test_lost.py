@@ -147,7 +147,7 @@ def test_what_a_worker_refuses_is_refused_in_its_words(cluster: Cluster, runs: P
     here = refused(StatesError, search)
     with working_with(cluster):
         there = refused(StatesError, search)
-    assert str(here) == str(there)
+    assert re.sub("layer [23]", "", str(here)) == re.sub("layer [23]", "", str(there))  # whoever was first
     assert "Prompt 2, layer" in there.message
 
 

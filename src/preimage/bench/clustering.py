@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from preimage.bench.timing import hardware
@@ -42,17 +40,16 @@ def bench_cluster(
     plan = plan_collisions(model, ids.lengths, wanted, workers=workers)
     options = CollisionOptions()
 
-    def search(out: Path) -> tuple[dict[str, Any], float]:
+    def search() -> tuple[dict[str, Any], float]:
         began = time.perf_counter()
-        result = find_collisions(model, ids, wanted, options=options, out=out, progress=progress)
+        result = find_collisions(model, ids, wanted, options=options, progress=progress)
         return result.to_dict(), time.perf_counter() - began
 
-    with tempfile.TemporaryDirectory(prefix="preimage-") as folder:
-        one, one_seconds = search(Path(folder) / "one") if alone else (None, None)
-        began = time.perf_counter()
-        with Cluster("local", workers, device=model.device.type) as cluster:
-            two, work_seconds = search(Path(folder) / "two")
-        cluster_seconds = time.perf_counter() - began
+    one, one_seconds = search() if alone else (None, None)
+    began = time.perf_counter()
+    with Cluster("local", workers, device=model.device.type) as cluster:
+        two, work_seconds = search()
+    cluster_seconds = time.perf_counter() - began
     peak = max(stats.peak_bytes for stats in cluster.stats.values())
     overhead = None if one_seconds is None else cluster_seconds / one_seconds - 1
     return {

@@ -253,6 +253,8 @@ class Cluster:
         self._staff()
         while len(self._members) < self.count:
             self._welcome_some(nothing, Errand("", {}), _PATIENCE)
+            if nothing.hopeless:
+                raise ClusterError("No worker stays.", "Look at the cluster's log (`ray status`).")
             self._staff()
 
     def _ask_again(self) -> None:
@@ -281,6 +283,11 @@ class Cluster:
         member = self._joining.pop(ref)
         try:
             said = json.loads(self._ray.get(ref))
+        except self._ray.exceptions.RayTaskError as error:  # it is there, and cannot work
+            raise ClusterError(
+                f"A worker cannot be used: {errors.first_line(error.cause or error)}.",
+                "Install preimage and what it needs on every machine of the cluster.",
+            ) from error
         except self._ray.exceptions.RayError as error:
             log.debug("a worker did not come: %s", error)
             schedule.lost(member.number, str(error))

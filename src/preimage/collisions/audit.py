@@ -20,7 +20,7 @@ from preimage.models import LanguageModel
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet
 from preimage.states import capture_for_run, encode_all, safety
-from preimage.storage import Run, current_workers, inside
+from preimage.storage import Place, Run, current_workers, inside
 
 
 def find_collisions(
@@ -30,7 +30,7 @@ def find_collisions(
     *,
     options: CollisionOptions | None = None,
     bos: bool | None = None,
-    out: str | Path | None = None,
+    out: str | Path | Place | None = None,
     progress: Progress = silent,
     **changes: Unpack[CollisionChanges],
 ) -> CollisionAudit:

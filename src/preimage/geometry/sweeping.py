@@ -15,7 +15,7 @@ from preimage.layers import LayerSpec, parse_layers
 from preimage.preparation import Preparation
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptOptions, PromptSet
-from preimage.storage import Run, current_workers, inside, place_of, write_table
+from preimage.storage import Place, Run, current_workers, inside, place_of, write_table
 
 _STATES = "states"  # in a run's folder, until it is done
 
@@ -85,7 +85,7 @@ def measure_model(
     layers: LayerSpec = "all",
     *,
     options: GeometryOptions | None = None,
-    out: str | Path | None = None,
+    out: str | Path | Place | None = None,
     progress: Progress = silent,
 ) -> Geometry:
     """Capture the last states of prompts and measure them; with ``out``, continued or found done there."""

@@ -55,8 +55,10 @@ def hold(folder: Place, owner: object) -> Hold:
     holds a folder holds all folders in it.
     """
     if is_remote(folder):
-        around = [str(one) for one in (folder, *folder.parents)]
-        name = next((one for one in around if one in _signs and not _signs[one].lost), around[0])
+        name, around = str(folder), [_signs.get(str(one)) for one in folder.parents]
+        outer = next((one for one in around if one is not None and not one.lost), None)
+        if outer is not None:
+            return Hold(None, outer)
         sign = _signs.get(name)
         if sign is None or sign.lost:
             sign = _signs[name] = _Sign(folder)
@@ -122,9 +124,12 @@ class _Sign:
         self._thread.start()
 
     def take_down(self) -> None:
-        """Nobody works here any more. The thread does it, so that no beat comes after."""
+        """Nobody works here any more. The thread does it, so that no beat comes after.
+
+        Only the main thread waits for it: any other may be the one that it needs to get through.
+        """
         self._down.set()
-        with suppress(RuntimeError):  # where it is this very thread that collected the owner
+        if threading.current_thread() is threading.main_thread():
             self._thread.join(_PATIENCE)
 
     def require(self, look: bool) -> None:

@@ -240,15 +240,21 @@ def _replace(place: Place, write: Any) -> None:
 
 @contextmanager
 def _as_on_a_disk() -> Iterator[None]:
-    """Errors of any file system as OSErrors, with words of their own where theirs are a path."""
+    """Errors of any file system as OSErrors, with words of their own where theirs are a path.
+
+    Theirs go without their traceback: fsspec keeps an error in a frame of that very traceback, and with it
+    would keep alive everybody who called, also whoever holds a run.
+    """
     try:
         yield
     except FileNotFoundError as error:
-        raise FileNotFoundError(errno.ENOENT, "No such object or bucket") from error
-    except OSError:
-        raise
+        reason = "No such object or bucket"
+        raise FileNotFoundError(errno.ENOENT, reason) from error.with_traceback(None)
+    except FileExistsError as error:
+        raise FileExistsError(first_line(error)) from error.with_traceback(None)
     except Exception as error:
-        raise OSError(first_line(error).rstrip(".")) from error
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise OSError(reason.rstrip(".")) from error.with_traceback(None)
 
 
 def _listed(place: Place) -> dict[str, tuple[str, str]]:

@@ -51,6 +51,7 @@ class Run:
     def __init__(
         self, plan: dict[str, Any], out: str | Path | Place | None, *, name_command: bool = True
     ) -> None:
+        self._lasts = out is not None
         if out is None and current_workers() is not None:  # who must have a place to find things in
             temporary = tempfile.mkdtemp(prefix="preimage-")
             weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
@@ -64,7 +65,11 @@ class Run:
         self._hold = Hold()
         self._order: list[str] = []
         if self.path is not None:
-            self._open(self.path)
+            try:
+                self._open(self.path)
+            except BaseException:
+                self._hold.leave()  # now, and not when the error is forgotten
+                raise
 
     def place(self, name: str) -> Place | None:
         """A path in the run's folder, for what belongs to it until it is done; None where there is none."""
@@ -173,7 +178,7 @@ class Run:
 
         Of a run that was done before only what is missing is written: it may have been stopped here.
         """
-        if self.path is None or self._ledger is None:
+        if self.path is None or self._ledger is None or not self._lasts:
             return
         before = self.results is not None
         if not before:
@@ -202,7 +207,6 @@ class Run:
                 CHECK if is_remote(path) else "Give another place.",
             ) from error
         if others:
-            self._hold.leave()
             raise foreign
         self._ledger = ledger_in(path)
         if begun:
