@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors import safe_open
@@ -21,18 +23,29 @@ from safetensors.torch import load_file, save_file
 import preimage
 from fuzz import seeds
 from preimage.cli import BAD_INPUT, main
-from preimage.errors import BundleError, LayerError, ModelError, OptionError, RunFolderError, StatesError
+from preimage.errors import (
+    BundleError,
+    LayerError,
+    ModelError,
+    OptionError,
+    PromptError,
+    RunFolderError,
+    StatesError,
+)
 from preimage.inversion import Inversion
 from preimage.inversion.proposers.lens_files import given_lens, read_info, read_weights
 from preimage.layers import parse_layer, parse_layers
 from preimage.models import locate
 from preimage.models.memory import require_room
 from preimage.observations import Observation
+from preimage.prompts import PromptOptions, Vocabulary, gather
+from preimage.prompts.files import read_file
 from preimage.states import read_states_file
 from preimage.states.layout import Group, Layout
 from preimage.storage import read_json
 from preimage.storage.plans import require_same
 from support.bundles import manifest_of, npy, sha
+from support.folders import make_tokenizer
 from support.refusing import refused
 
 NOVEL = "x" * 5000
@@ -248,6 +261,36 @@ def test_an_archive_of_a_later_version(tmp_path: Path) -> None:
     raw[raw.index(b"PK\x01\x02") + 6] = 109  # the version needed to extract
     (tmp_path / "t.npz").write_bytes(raw)
     refused(StatesError, lambda: read_states_file(tmp_path / "t.npz"))
+
+
+# Prompts
+
+
+def gathered(path: Path) -> list[Any]:
+    vocabulary = Vocabulary(make_tokenizer(), 300, None)
+    return list(gather(path, vocabulary, PromptOptions(length=3, count=2)))
+
+
+def test_a_text_that_stands_once_in_a_parquet_file_is_once_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    text = pa.array(["a b c d " * 20_000])
+    rows = pa.DictionaryArray.from_arrays(pa.array([0] * 1024, pa.int32()), text)
+    for column in (rows, rows.cast(pa.string())):  # 160 MB of less than a kilobyte
+        pq.write_table(pa.table({"text": column}), path, compression="zstd")
+        assert path.stat().st_size < 2000
+        before = pa.total_allocated_bytes()
+        entries = read_file(path, whole=False)
+        next(entries)
+        assert pa.total_allocated_bytes() - before < 20 << 20
+        assert len(gathered(path)) == 2
+
+
+@pytest.mark.parametrize("kind", ["ids", "text"])
+def test_a_parquet_file_that_would_fill_the_memory(kind: str, tmp_path: Path) -> None:
+    column = pa.array([[7] * 10_000_000] if kind == "ids" else ["x" * 100_000_000])
+    path = tmp_path / "p.parquet"
+    pq.write_table(pa.table({kind: column}), path, compression="zstd")
+    refused(PromptError, lambda: gathered(path))
 
 
 # Models

@@ -7,6 +7,7 @@ import os
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from preimage.errors import PromptError, clip, first_line
 from preimage.prompts.tokens import Entry, Prompt
@@ -14,6 +15,8 @@ from preimage.prompts.tokens import Entry, Prompt
 # In this order: text is right under any tokenizer, ids only under the one that made them.
 COLUMNS = ("text", "token_ids", "ids", "input_ids")
 BYTE_ORDER_MARK = "\ufeff"
+# A parquet file of prompts does not shrink so much; one that does was made to fill the memory.
+_GROWTH, _SMALL, _WORD = 100, 1 << 26, 8  # fold, bytes that are fine in any case, and bytes of an id
 SOURCES = (
     "'default', 'default:prose', 'default:code', 'random', 'same-next:arithmetic', 'same-next:translation',"
     " datasets:NAME, or a .txt, .jsonl or .parquet file"
@@ -133,9 +136,13 @@ def _read_parquet(path: Path) -> Iterator[Entry]:
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
             column = choose_column(names, source=str(path), hint="Rename the one to read.")
+            _require_moderate(path, file.metadata, column)
+            text = file.schema_arrow.field(column).type in (pa.string(), pa.large_string())
+        # One text may stand in a file once and be there in a thousand rows: it is once in memory, too.
+        with pq.ParquetFile(path, read_dictionary=[column] if text else None) as file:
             row = 0
             for batch in file.iter_batches(batch_size=1024, columns=[column]):
-                for value in batch.column(0).to_pylist():
+                for value in (scalar.as_py() for scalar in batch.column(0)):
                     if value not in (None, "", []):
                         yield Entry(f"{path}, row {row}", value)
                     row += 1
@@ -143,6 +150,18 @@ def _read_parquet(path: Path) -> Iterator[Entry]:
         raise _unreadable(path, error) from None
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise PromptError(f"{path} is no readable parquet file: {reason(error)}.", "Write it anew.") from None
+
+
+def _require_moderate(path: Path, metadata: Any, column: str) -> None:
+    """Refuse a file that says of itself that it would fill the memory."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    mine = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] == column]
+    size = sum(max(chunk.total_uncompressed_size, _WORD * chunk.num_values) for chunk in mine)
+    if size > max(_SMALL, _GROWTH * path.stat().st_size):
+        raise PromptError(
+            f"{path} would grow more than a hundredfold, to {size >> 20} MiB.", "Write it as jsonl."
+        )
 
 
 def reason(error: BaseException) -> str:
