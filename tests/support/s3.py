@@ -138,7 +138,11 @@ class Bucket:
         make_bucket(port, name)
         self.name = name
         self._system: Any = s3fs.S3FileSystem(
-            endpoint_url=f"http://127.0.0.1:{port}", use_listings_cache=False, skip_instance_cache=True
+            key="tests",
+            secret="tests",
+            endpoint_url=f"http://127.0.0.1:{port}",
+            use_listings_cache=False,
+            skip_instance_cache=True,
         )
 
     def address(self, path: str) -> str:
