@@ -77,6 +77,21 @@ def test_a_hostile_gguf_is_refused(raw: bytes, tmp_path: Path) -> None:
     assert f"{path} cannot be read as a GGUF model" in error.message
 
 
+@pytest.mark.parametrize(
+    ("name", "size"), [("feed_forward_length", 96), ("feed_forward_length", 2**31), ("block_count", 2**31)]
+)
+def test_a_gguf_of_other_sizes_than_it_says_is_refused(
+    name: str, size: int, gguf_file: Path, tmp_path: Path
+) -> None:
+    raw = bytearray(gguf_file.read_bytes())
+    at = raw.index(name.encode()) + len(name) + 4  # behind the type of the number
+    raw[at : at + 4] = size.to_bytes(4, "little")
+    path = tmp_path / "m.gguf"
+    path.write_bytes(raw)
+    error = refused(ModelError, lambda: preimage.load(path))
+    assert f"{path} cannot be read as a GGUF model" in error.message
+
+
 def test_a_gguf_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     module = build("llama", vocab_size=VOCABULARY)
     path = write_gguf(tmp_path / "m.gguf", module, make_tokenizer(), skip="ffn_up")

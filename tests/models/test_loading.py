@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import preimage
-from preimage.errors import ModelError, OptionError
+from preimage.errors import ModelError, OptionError, clip
 from preimage.models import locate, read_preview
 from support.folders import VOCABULARY, make_folder, make_tokenizer
 from support.model_files import rewrite, same_weights
@@ -163,7 +163,7 @@ def test_an_unknown_name_says_what_was_tried(name: str, ending: str) -> None:
     error = caught.value
     assert type(error) is ModelError
     assert "\n" not in str(error)
-    assert error.message.startswith(f"{name!r} is not an alias (smollm2), no file or folder here")
+    assert error.message.startswith(f"{clip(repr(name))} is not an alias (smollm2), no file or folder here")
     assert error.message.endswith(ending)
     assert "preimage models" in error.hint
     assert error.code == "bad_model"
@@ -223,3 +223,10 @@ def test_an_unknown_device_is_refused(device: str, folder: Path) -> None:
     error = refused(OptionError, lambda: preimage.load(folder, device=device))
     assert error.message == f"Device {device!r} cannot be used here."
     assert "auto, cpu" in error.hint
+
+
+@pytest.mark.parametrize("layers", [10**9, 10**400], ids=["many", "more"])
+def test_more_layers_than_tensors_are_refused_before_any_is_made(layers: int, folder: Path) -> None:
+    rewrite(folder, num_hidden_layers=layers)
+    error = refused(ModelError, lambda: preimage.load(folder))
+    assert "layers, and the weights are" in error.message

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils import logging as transformers_logging
 
-from preimage.errors import ModelError
+from preimage.errors import ModelError, first_line
 
 
 def read_gguf(path: Path, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Any]:
@@ -24,15 +24,16 @@ def read_gguf(path: Path, dtype: torch.dtype = torch.float32) -> tuple[nn.Module
     try:
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
         config.name_or_path = path.stem  # the file's own field is whatever its maker called the run
+        _require_held(path, config)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        absent = set(model.load_state_dict(tensors, strict=False).missing_keys)
     except Exception as error:  # the readers raise whatever a damaged file makes them trip over
         raise ModelError(
-            f"{path} cannot be read as a GGUF model: {error}.",
+            f"{path} cannot be read as a GGUF model: {first_line(error).rstrip('.')}.",
             "Give an unbroken GGUF file of an architecture transformers reads, or a safetensors folder.",
         ) from error
-    absent = set(model.load_state_dict(tensors, strict=False).missing_keys)
     model.tie_weights()
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     if absent - tied:
@@ -41,6 +42,18 @@ def read_gguf(path: Path, dtype: torch.dtype = torch.float32) -> tuple[nn.Module
             "Download the file again.",
         )
     return model, tokenizer
+
+
+def _require_held(path: Path, config: Any) -> None:
+    """Refuse sizes that the file cannot hold, before a model of these sizes is made."""
+    with path.open("rb") as file:
+        tensors = int.from_bytes(file.read(16)[8:], "little")
+    if config.num_hidden_layers > tensors:
+        raise ValueError(f"it has {tensors} tensors for {config.num_hidden_layers} layers")
+    with torch.device("meta"):  # which takes no memory
+        weights = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+    if weights > 8 * path.stat().st_size:  # a bit each
+        raise ValueError(f"it is too small for the {weights} weights of its sizes")
 
 
 def convert_gguf(source: Path, target: Path) -> None:

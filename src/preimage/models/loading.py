@@ -13,7 +13,7 @@ from preimage.errors import ModelError, OptionError, first_line
 from preimage.models.aliases import converted_gguf
 from preimage.models.language_model import LanguageModel
 from preimage.models.locating import ModelFiles, check_device_map, check_dtype, locate, unusable_device
-from preimage.models.memory import require_room
+from preimage.models.memory import require_layers, require_room
 
 
 def load(
@@ -92,10 +92,13 @@ def _from_folder(folder: Path, dtype: str, spread: dict[str, Any]) -> tuple[nn.M
     local = {"trust_remote_code": False, "local_files_only": True}
     try:
         config = AutoConfig.from_pretrained(folder, **local)
+        require_layers(folder, getattr(config.get_text_config(), "num_hidden_layers", None))
         module, info = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=getattr(torch, dtype), use_safetensors=True,
             output_loading_info=True, **local, **spread,
         )  # fmt: skip
+    except ModelError:
+        raise
     except Exception as error:  # transformers raises many kinds; the user needs one line
         hint = "Check that the folder holds config.json and unbroken safetensors of a transformers model"
         if spread:

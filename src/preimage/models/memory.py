@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,19 @@ def weight_bytes(files: ModelFiles, dtype: str) -> int | None:
         return sum(_tensor_bytes(about["dtype"], about["data_offsets"], dtype) for about in entries) or None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # damaged: loading will say so properly
+
+
+def require_layers(folder: Path, layers: int | None) -> None:
+    """Refuse more layers than a model's files hold tensors, before modules are made for them all."""
+    try:
+        tensors = sum(len(read_header(path)[0]) for path in _weight_files(folder))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return  # damaged: loading will say so properly
+    if layers is not None and layers > tensors:
+        raise ModelError(
+            f"{folder}/config.json has {reprlib.repr(layers)} layers, and the weights are {tensors} tensors.",
+            "Get the whole model again, or correct config.json.",
+        )
 
 
 def require_room(files: ModelFiles, dtype: str, device: torch.device | None) -> None:
