@@ -50,7 +50,7 @@ def bench_cluster(
     with Cluster("local", workers, device=model.device.type) as cluster:
         two, work_seconds = search()
     cluster_seconds = time.perf_counter() - began
-    peak = max(stats.peak_bytes for stats in cluster.stats.values())
+    peak = max((stats.peak_bytes for stats in cluster.stats.values()), default=0)
     overhead = None if one_seconds is None else cluster_seconds / one_seconds - 1
     return {
         "model": model.identity.to_dict(),
@@ -64,6 +64,7 @@ def bench_cluster(
         "overhead": overhead,
         "same_bytes": None if one is None else one == two,
         "worker_peak_bytes": peak,
+        "worker_pieces": sum(stats.pieces for stats in cluster.stats.values()),
         "plan": {
             "one_process_seconds": plan.seconds,
             "cluster_seconds": plan.seconds_here,

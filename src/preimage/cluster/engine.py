@@ -17,22 +17,22 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, Self
 
 from preimage import errors
+from preimage.cluster.actors import PROOF, Actor, Relay, error_of
 from preimage.cluster.joining import LOCAL, joined, started
 from preimage.cluster.schedule import Schedule
-from preimage.cluster.worker import DONE, REFUSED, Answer, Worker, facts, packed
+from preimage.cluster.worker import DONE, REFUSED, Answer, facts, packed
 from preimage.errors import ClusterError, OptionError, PreimageError
 from preimage.storage import Errand, Place, working_with
 from preimage.storage.elsewhere import Group
 from preimage.storage.places import address as address_of
-from preimage.storage.places import place_of, remove_all
-from preimage.storage.shelf import FolderShelf, Shelf
+from preimage.storage.places import remove_all
+from preimage.storage.shelf import FolderShelf
 
 log = logging.getLogger(__name__)
 
 _CORES = 4  # that a worker on a CPU has, where there are many
 _PATIENCE = 180.0  # seconds without any worker before the cluster is given up
 _TURN = 1.0  # seconds after which the driver looks around though nothing has happened
-_PROOF = "shelf.partial"  # a file by which a worker knows that it sees the driver's folder
 
 
 class Member(NamedTuple):
@@ -49,78 +49,6 @@ class WorkerStats(NamedTuple):
     pieces: int
     seconds: float  # of work, waiting left out
     peak_bytes: int
-
-
-class Actor(Worker):
-    """A worker as Ray runs it: what is large comes by reference, once."""
-
-    def __init__(self, threads: int) -> None:
-        super().__init__(threads)
-        self._shelves: dict[str, Shelf] = {}
-
-    def run(
-        self, digest: str, told: list[Any], folder: dict[str, Any], keys: list[str], inputs: bytes
-    ) -> tuple[Any, ...]:
-        """Some pieces of a job; ``told`` holds a reference that is followed where the job is new."""
-        import ray
-
-        if folder["address"] not in self._shelves:
-            self._shelves = {folder["address"]: _shelf(folder)}
-        new = digest not in self._jobs
-        content = bytes(ray.get(told[0])) if new else b""
-        return tuple(self.do(digest, content, self._shelves[folder["address"]], keys, inputs))
-
-
-class RelayShelf:
-    """The shelf of a folder that only the driver's machine sees."""
-
-    def __init__(self, relay: Any) -> None:
-        self._relay = relay
-
-    def put(self, name: str, content: bytes) -> None:
-        """Have it written there."""
-        import ray
-
-        _raise_told(ray.get(self._relay.put.remote(name, content)))
-
-    def get(self, name: str, start: int, stop: int | None) -> bytes:
-        """Have it read there."""
-        import ray
-
-        found = ray.get(self._relay.get.remote(name, start, stop))
-        _raise_told(found)
-        return bytes(found)
-
-
-class Relay:
-    """Reads and writes in the driver's folder for workers that do not see it; runs beside the driver."""
-
-    def __init__(self, folder: str) -> None:
-        self._shelf = FolderShelf(place_of(folder))
-
-    def put(self, name: str, content: bytes) -> str | None:
-        """Write a file; why not, as json."""
-        try:
-            self._shelf.put(name, content)
-        except PreimageError as error:
-            return _told_error(error)
-        return None
-
-    def get(self, name: str, start: int, stop: int | None) -> bytes | str:
-        """Read a part of one; why not, as json."""
-        try:
-            return self._shelf.get(name, start, stop)
-        except PreimageError as error:
-            return _told_error(error)
-
-
-def _shelf(folder: dict[str, Any]) -> Shelf:
-    """The driver's folder where this process sees it, else the way through the driver's machine."""
-    with suppress(OSError, PreimageError):
-        shelf = FolderShelf(place_of(folder["address"]))
-        if shelf.get(_PROOF, 0, None).decode() == folder["proof"]:
-            return shelf
-    return RelayShelf(folder["relay"])
 
 
 class Cluster:
@@ -143,6 +71,7 @@ class Cluster:
         self._numbers = 0
         self._joining: dict[Any, Member] = {}
         self._stack = ExitStack()
+        self._answered = False  # whether any worker ever has
         self.stats: dict[int, WorkerStats] = {}
         self.lost = 0
         self.count = 0
@@ -188,28 +117,22 @@ class Cluster:
         digest, told = packed(errand)
         with self._place(folder) as place:
             job = f"{digest} {place['address']} {place['proof']}", [self._ray.put(told)], place
-            yield from self._begin(schedule, errand, here)
-            yield from self._follow(schedule, errand, job)
+            yield from self._follow(schedule, errand, job, here)
         if schedule.poisoned:
             raise _given_up(schedule.poisoned, len(groups))
 
-    def _begin(
-        self, schedule: Schedule[Group], errand: Errand, here: Callable[[Group], list[Any]] | None
-    ) -> Iterator[tuple[Group, list[Any]]]:
-        """Do the first pieces in this process while workers start: it has the model, and would only wait."""
-        known = bool(self._joining)  # from work before this: they answer at once
-        self._staff()
-        if here is None:
-            return
-        self._welcome_some(schedule, errand, _TURN if known else 0.0)
-        while not self._members and (group := schedule.take()) is not None:
-            yield group, here(group)
-            self._welcome_some(schedule, errand, 0.0)
-
     def _follow(
-        self, schedule: Schedule[Group], errand: Errand, job: tuple[Any, ...]
+        self,
+        schedule: Schedule[Group],
+        errand: Errand,
+        job: tuple[Any, ...],
+        here: Callable[[Group], list[Any]] | None,
     ) -> Iterator[tuple[Group, list[Any]]]:
-        """Hand out what waits, take what is done, replace who is lost."""
+        """Hand out what waits, take what is done, replace who is lost.
+
+        Until the first worker has ever answered, this process does pieces itself: it has the model, and would
+        only wait while they start and load theirs.
+        """
         pending: dict[Any, tuple[int, Group]] = {}
         deadline = time.monotonic() + _PATIENCE
         while schedule.open:
@@ -218,26 +141,26 @@ class Cluster:
                 while (group := schedule.next(number)) is not None:
                     inputs = errand.inputs(group) if errand.inputs else b""
                     pending[member.actor.run.remote(*job, list(group), inputs)] = number, group
-            if self._members:
-                deadline = time.monotonic() + _PATIENCE
-            elif time.monotonic() > deadline:
-                raise ClusterError(
-                    f"No worker has come for {_PATIENCE:.0f} s.", "Look at the cluster's log (`ray status`)."
-                )
-            for ref in self._ray.wait([*pending, *self._joining], timeout=_TURN)[0]:
+            deadline = time.monotonic() + _PATIENCE if self._members else deadline
+            if time.monotonic() > deadline:
+                raise _nobody()
+            helping = None if self._answered else here
+            ready = self._ray.wait([*pending, *self._joining], timeout=0.0 if helping else _TURN)[0]
+            if not ready and helping and (own := schedule.take()) is not None:
+                yield own, helping(own)
+            for ref in ready:
                 if ref in self._joining:
                     self._welcome(ref, schedule, errand)
                     continue
                 number, group = pending.pop(ref)
                 answer = self._answer(ref, number, schedule)
                 if answer is None:
-                    for other in [one for one, (whose, _) in pending.items() if whose == number]:
-                        del pending[other]
+                    pending = {one: held for one, held in pending.items() if held[0] != number}
                 elif answer.kind == DONE:
                     schedule.finished(number, group)
                     yield group, json.loads(answer.content)
                 elif answer.kind == REFUSED:
-                    raise _error_of(answer.content)
+                    raise error_of(answer.content)
                 else:
                     schedule.failed(number, group, answer.content.decode(errors="replace"))
             if schedule.open and schedule.hopeless:
@@ -256,6 +179,7 @@ class Cluster:
             if nothing.hopeless:
                 raise ClusterError("No worker stays.", "Look at the cluster's log (`ray status`).")
             self._staff()
+        self._answered = True  # nobody has to begin for them
 
     def _ask_again(self) -> None:
         """Have every worker say that it is there: who has died since is missed now, and blames no piece."""
@@ -308,6 +232,7 @@ class Cluster:
             self._members.pop(number, None)
             schedule.lost(number, errors.first_line(error))
             return None
+        self._answered = True
         before = self.stats.get(number, WorkerStats(0, 0.0, 0))
         self.stats[number] = WorkerStats(
             before.pieces + 1, before.seconds + answer.seconds, max(before.peak_bytes, answer.peak_bytes)
@@ -319,7 +244,7 @@ class Cluster:
         """How workers find a folder: where it is, what proves that they see it, and another way to it."""
         proof, address = uuid.uuid4().hex, address_of(folder)
         shelf = FolderShelf(folder)
-        shelf.put(_PROOF, proof.encode())
+        shelf.put(PROOF, proof.encode())
         here = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             self._ray.get_runtime_context().get_node_id(), soft=False
         )
@@ -331,7 +256,7 @@ class Cluster:
             with suppress(Exception):
                 self._ray.kill(relay)
             with suppress(PreimageError):
-                remove_all(folder / _PROOF)
+                remove_all(folder / PROOF)
 
 
 def by_default(cores: int) -> int:
@@ -357,21 +282,10 @@ def _require_same(said: dict[str, Any], errand: Errand) -> None:
         )
 
 
-def _told_error(error: PreimageError) -> str:
-    return json.dumps({"type": type(error).__name__, **error.to_dict()})
-
-
-def _raise_told(found: object) -> None:
-    if isinstance(found, str):
-        raise _error_of(found)
-
-
-def _error_of(content: bytes | str) -> PreimageError:
-    """The error a worker raised, as the kind it was."""
-    told = json.loads(content)
-    kind = getattr(errors, str(told["type"]), None)
-    made = kind if isinstance(kind, type) and issubclass(kind, PreimageError) else PreimageError
-    return made(str(told["message"]), str(told["hint"]))
+def _nobody() -> ClusterError:
+    return ClusterError(
+        f"No worker has come for {_PATIENCE:.0f} s.", "Look at the cluster's log (`ray status`)."
+    )
 
 
 def _given_up(poisoned: dict[Group, str], total: int) -> ClusterError:

@@ -47,8 +47,10 @@ class LayerAudit:
         """The last states of all prompts at a layer, where the model is."""
         assert self._states is not None
         states, _ = self._states
-        states.require_finite(layer)
-        return states.last(layer).to(self.model.device)
+        last = states.last(layer)
+        if not bool(torch.isfinite(last).all()):
+            states.require_finite(layer)  # which says whose they are
+        return last.to(self.model.device)
 
     def at(self, layer: Layer, each: EachTile = here) -> LayerCollisions:
         """All pairs at one layer; ``each`` runs the tiles of the screen."""

@@ -59,7 +59,7 @@ class KeptTiles:
         if minima is None:
             minima = screen.find(tile, counting)
             content = _pack(minima)
-            self._shelf.put(name, content + hashlib.sha256(content).digest())
+            self._shelf.put(name, content, hashlib.sha256(content).digest())
         return minima
 
     def _load(self, name: str, screen: Screen) -> TileMinima | None:

@@ -248,7 +248,7 @@ class _Capture:
                     content = copied(layout, piece, there_already)
                 else:
                     content = self.computing.file(piece, left[key])
-                shelf.put(f"{_PIECES}/{key}.safetensors", content)
+                shelf.put(f"{_PIECES}/{key}.safetensors", *content)
                 yield {}
 
         errand = None

@@ -10,6 +10,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -23,9 +24,11 @@ from preimage.observations import Observation
 from preimage.states.batches import Batch, Part, Piece, cut, parts_of
 from preimage.states.layout import Layout, group_by_length, tensor_name
 from preimage.states.states import DTYPES, States
+from preimage.storage.files import Buffer
 from preimage.storage.shelf import Shelf
 from preimage.storage.tensor_file import header_of, pack, tensor_bytes, unpack
 
+_READERS = 8  # files read at once
 _HEADER = 8  # bytes that say how long the header is
 
 
@@ -49,16 +52,19 @@ class PieceStore:
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows start..stop of a named tensor."""
         layer, group = name.removeprefix("layer.").split(".group.")
-        index, found = int(group), []
+        index = int(group)
         first = self._firsts[index]
-        at = bisect_right(self._begins, first + start) - 1
-        while at < len(self._pieces) and self._pieces[at].start < first + stop:
-            piece = self._pieces[at]
-            some = self._part(piece, layer, index)
+        low, high = (bisect_right(self._begins, first + row) for row in (start, stop - 1))
+        pieces = self._pieces[low - 1 : high]
+
+        def part(piece: Piece) -> Tensor:
             begin = max(piece.start, first) - first  # the row of the group that the piece begins with
-            found.append(some[max(start - begin, 0) : stop - begin])
-            at += 1
-        return found[0] if len(found) == 1 else torch.cat(found)
+            return self._part(piece, layer, index)[max(start - begin, 0) : stop - begin]
+
+        if len(pieces) == 1:
+            return part(pieces[0])
+        with ThreadPoolExecutor(_READERS) as pool:  # reading and hashing let go of the interpreter lock
+            return torch.cat(list(pool.map(part, pieces)))
 
     def told(self, inside: str) -> dict[str, Any]:
         """Where somebody else finds the same, whose shelf has this one's in the folder ``inside``."""
@@ -104,26 +110,26 @@ def _damaged(name: str, reason: object) -> RunFolderError:
     return RunFolderError(f"{name} is damaged: it {reason}.", "Give another folder, or remove this one.")
 
 
-def file_of(layout: Layout, piece: Piece, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
-    """The file of a piece, from its tensors by name."""
+def file_of(layout: Layout, piece: Piece, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[Buffer]:
+    """The file of a piece in parts, from its tensors by name: their own memory, which is not copied."""
     parts = parts_of(layout, piece)
     width = layout.d_model
     shapes: dict[str, tuple[int, ...]] = {}
     sums: dict[str, str] = {}
-    content: list[bytes] = []
+    content: list[Buffer] = []
     for layer in layout.layers:
         digest = hashlib.sha256()
         for part in parts:
             name, length = tensor_name(layer, part.group), _kept_length(layout, part)
             shapes[name] = (part.stop - part.start, length, width)
-            raw = bytes(tensor_bytes(tensors[name]))
+            raw = tensor_bytes(tensors[name])
             digest.update(raw)
             content.append(raw)
         sums[f"sha256.{layer}"] = digest.hexdigest()
-    return header_of(shapes, dtype, sums) + b"".join(content)
+    return [header_of(shapes, dtype, sums), *content]
 
 
-def copied(layout: Layout, piece: Piece, states: States) -> bytes:
+def copied(layout: Layout, piece: Piece, states: States) -> list[Buffer]:
     """The file of a piece, from states that are there already."""
     rows = {
         tensor_name(layer, part.group): states.store.rows(
@@ -169,13 +175,13 @@ class Computing:
             layer: (states[tap] if whole else states[tap][:, -1:]).cpu() for layer, tap in self.taps.items()
         }
 
-    def file(self, piece: Piece, batches: Sequence[Batch]) -> bytes:
+    def file(self, piece: Piece, batches: Sequence[Batch]) -> list[Buffer]:
         """The file of a piece."""
         rows: dict[str, list[Tensor]] = {}
         for batch in batches:
             for layer, kept in self.run(batch).items():
                 rows.setdefault(tensor_name(layer, batch.group), []).append(kept)
-        tensors = {name: torch.cat(parts) for name, parts in rows.items()}
+        tensors = {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in rows.items()}
         return file_of(self.layout, piece, tensors, self.model.dtype)
 
 
@@ -214,7 +220,7 @@ class CaptureJob:
             batches = [
                 one for some in cut(self._computing.layout, self._tokens, piece).values() for one in some
             ]
-            self._shelf.put(f"{self._folder}/{key}.safetensors", self._computing.file(piece, batches))
+            self._shelf.put(f"{self._folder}/{key}.safetensors", *self._computing.file(piece, batches))
         return [{} for _ in keys]
 
 

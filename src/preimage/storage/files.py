@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from preimage.errors import RunFolderError, UnwritableError, first_line
-from preimage.storage.places import Place, is_remote, put, read_bytes, uploading
+from preimage.storage.places import Place, is_remote, read_bytes, uploading
 
 SCHEMA = "preimage/7"  # of everything that is written; a change of any format raises it
 # Whose bundles and lenses are still read: in 1 one field had another name, in 2 all states were residual,
@@ -41,6 +41,9 @@ def _inside(value: Any) -> Iterable[Any]:
     """The objects and lists right inside a json value."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [part for part in parts if isinstance(part, dict | list)]
+
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 def plain(value: Any) -> Any:
@@ -91,13 +94,11 @@ def write_text(path: Place, text: str) -> Place:
     return write_bytes(path, text.encode())
 
 
-def write_bytes(path: Place, content: bytes) -> Place:
-    """Write a file of bytes."""
-    if is_remote(path):
-        put(path, content)
-        return path
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
+def write_bytes(path: Place, *content: Buffer) -> Place:
+    """Write a file of bytes, of which the parts are one behind the other."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        for part in content:
+            file.write(part)
     return path
 
 

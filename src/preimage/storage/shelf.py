@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from typing import Protocol, runtime_checkable
 
 from preimage.errors import RunFolderError
-from preimage.storage.files import write_bytes
+from preimage.storage.files import Buffer, write_bytes
 from preimage.storage.places import Place, read_range
 
 
@@ -14,8 +14,8 @@ from preimage.storage.places import Place, read_range
 class Shelf(Protocol):
     """Whole files by name, written once and read in parts."""
 
-    def put(self, name: str, content: bytes) -> None:
-        """Keep a file, all of it or nothing."""
+    def put(self, name: str, *content: Buffer) -> None:
+        """Keep a file of these parts, all of it or nothing."""
 
     def get(self, name: str, start: int, stop: int | None) -> bytes:
         """Bytes start..stop of a file, None: its end; a RunFolderError where there are none."""
@@ -27,9 +27,9 @@ class FolderShelf:
     def __init__(self, folder: Place) -> None:
         self.folder = folder
 
-    def put(self, name: str, content: bytes) -> None:
+    def put(self, name: str, *content: Buffer) -> None:
         """Write a file."""
-        write_bytes(self._path(name), content)
+        write_bytes(self._path(name), *content)
 
     def get(self, name: str, start: int, stop: int | None) -> bytes:
         """Read a part of one."""
