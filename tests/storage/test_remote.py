@@ -64,8 +64,10 @@ def server() -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def gate(server: int) -> Gate:
-    return Gate(server)
+def gate(server: int) -> Iterator[Gate]:
+    opened = Gate(server)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture(autouse=True)
@@ -315,21 +317,15 @@ def locked() -> Iterator[int]:
 
 @pytest.mark.parametrize("given", ["wrong", "none"])
 def test_wrong_credentials(given: str, locked: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{locked}")
+    from upath import UPath
+
     if given == "none":
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.delenv(name)
-    _forget_clients()
-    error = refused(UnwritableError, lambda: Run({}, "s3://locked/run"))
-    _forget_clients()
+    place = UPath("s3://locked/run", endpoint_url=f"http://127.0.0.1:{locked}", max_concurrency=len(given))
+    error = refused(UnwritableError, lambda: Run({}, place))
     assert "s3://locked/run cannot be written" in error.message
     assert "credentials" in error.hint
-
-
-def _forget_clients() -> None:
-    import s3fs
-
-    s3fs.S3FileSystem.clear_instance_cache()  # which has read its settings
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Server (moto) and client (s3fs) are in a folder of their own: see s3.txt beside 
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 import urllib.request
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -59,7 +61,18 @@ def serving(**environment: str) -> Iterator[int]:
             _wait_for(port, server)
             yield port
         finally:
+            _forget_clients()
             server.kill()
+
+
+def _forget_clients() -> None:
+    """Else the next who asks gets a client that knows another port; what they leave open is closed."""
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def make_bucket(port: int, name: str) -> None:
@@ -104,9 +117,7 @@ class Gate:
         listening, self._listening = self._listening, None
         for one in (listening, *self._open):
             if one is not None:
-                with suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
-                one.close()
+                _close(one)
         self._open.clear()
 
     def _accept(self, listening: socket.socket) -> None:
@@ -114,18 +125,24 @@ class Gate:
             while True:
                 here, _ = listening.accept()
                 there = socket.create_connection(("127.0.0.1", self._behind))
-                self._open += [here, there]
+                self._open = [one for one in self._open if one.fileno() >= 0] + [here, there]
                 for pair in ((here, there), (there, here)):
                     threading.Thread(target=_pump, args=pair, daemon=True).start()
+
+
+def _close(one: socket.socket) -> None:
+    with suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+    one.close()
 
 
 def _pump(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
         while content := source.recv(1 << 16):
             target.sendall(content)
-    for one in (source, target):
-        with suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+    _close(source)
 
 
 class Bucket:
@@ -138,11 +155,7 @@ class Bucket:
         make_bucket(port, name)
         self.name = name
         self._system: Any = s3fs.S3FileSystem(
-            key="tests",
-            secret="tests",
-            endpoint_url=f"http://127.0.0.1:{port}",
-            use_listings_cache=False,
-            skip_instance_cache=True,
+            key="tests", secret="tests", endpoint_url=f"http://127.0.0.1:{port}", use_listings_cache=False
         )
 
     def address(self, path: str) -> str:
