@@ -41,5 +41,5 @@ if __name__ == "__main__":
     given = parser.parse_args()
     loaded = preimage.load(given.model)
     prompts = mixed(loaded, given.count, given.length)
-    result = bench_cluster(loaded, prompts=prompts, workers=given.workers)
+    result = bench_cluster(loaded, source=prompts, workers=given.workers)
     given.out.write_text(json.dumps({"record": record()} | result, indent=1))

@@ -21,11 +21,10 @@ def bench_cluster(
     *,
     count: int = 2000,
     length: int = 32,
-    source: str = "default",
+    source: str | PromptSet = "default",
     layers: LayerSpec = "all",
     workers: int = 2,
     alone: bool = True,
-    prompts: PromptSet | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Seconds of a collision search in one process and on a local cluster, its start and end included.
@@ -35,7 +34,8 @@ def bench_cluster(
     before: neither is part of it. ``alone``: without it the search in one process is left out.
     """
     wanted = parse_layers(layers, model.n_layers)
-    ids = prompts or gather(source, model, PromptOptions(count=count, length=length))
+    given = source if isinstance(source, PromptSet) else None
+    ids = given or gather(str(source), model, PromptOptions(count=count, length=length))
     noise_floor(model, wanted)
     plan = plan_collisions(model, ids.lengths, wanted, workers=workers)
     options = CollisionOptions()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -43,7 +44,7 @@ def plan_capture(
     stages = [_noise(speed), _capture(model, lengths, layers, batch, speed)]
     longest = max(1, batch, max(lengths))
     memory = _memory(model, longest * len(layers))
-    return _plan("capture", model, stages, sum(lengths), 0, memory, disk, workers, speed)
+    return _plan("capture", model, stages, _Costs(sum(lengths), 0, memory, disk), workers, speed)
 
 
 def plan_collisions(
@@ -71,7 +72,7 @@ def plan_collisions(
     disk = (count + len(hard)) * _state_bytes(model) * len(layers)
     memory = max(_memory(model, batch * len(layers)), _memory(model, 0) + scan_bytes(count, model))
     tokens, pairs = sum(lengths) + sum(hard), len(layers) * (count * (count - 1) // 2)
-    return _plan("collisions", model, stages, tokens, pairs, memory, disk, workers, speed)
+    return _plan("collisions", model, stages, _Costs(tokens, pairs, memory, disk), workers, speed)
 
 
 def plan_geometry(
@@ -95,7 +96,7 @@ def plan_geometry(
     disk = count * _state_bytes(model) * len(layers)
     memory = max(_memory(model, batch * len(layers)), _memory(model, 0) + 2 * scan_bytes(count, model))
     pairs = precisions * len(layers) * (count * (count - 1) // 2)
-    return _plan("geometry", model, stages, sum(lengths), pairs, memory, disk, workers, speed)
+    return _plan("geometry", model, stages, _Costs(sum(lengths), pairs, memory, disk), workers, speed)
 
 
 def plan_continuations(
@@ -108,7 +109,7 @@ def plan_continuations(
     stages = [_noise(speed), Stage("prefixes", len(lengths), each)]
     memory = _memory(model, vocabulary) + scan_bytes(vocabulary, model)
     tokens, pairs = len(lengths) * vocabulary + sum(lengths), len(lengths) * math.comb(vocabulary, 2)
-    return _plan("continuations", model, stages, tokens, pairs, memory, 1 << 20, workers, speed)
+    return _plan("continuations", model, stages, _Costs(tokens, pairs, memory, 1 << 20), workers, speed)
 
 
 def plan_inversion(
@@ -130,7 +131,7 @@ def plan_inversion(
     stages = [Stage("set-up", 1, setup, serial=True), Stage("prompts inverted", len(lengths), each)]
     memory = _memory(model, 4096) + (2 * model.vocab_size * model.d_model * 4)
     forward = int(tokens * sum(lengths) / max(1, lengths[0]))
-    return _plan("invert", model, stages, forward, 0, memory, 4096 * len(lengths), workers, speed)
+    return _plan("invert", model, stages, _Costs(forward, 0, memory, 4096 * len(lengths)), workers, speed)
 
 
 def scan_bytes(rows: int, model: LanguageModel) -> int:
@@ -170,15 +171,23 @@ def _memory(model: LanguageModel, kept_states: int) -> int:
     return _BASE + int(1.5 * weights) + 2 * kept_states * _state_bytes(model)
 
 
+class _Costs(NamedTuple):
+    """What work costs beside its time."""
+
+    tokens: int
+    pairs: int
+    memory: int
+    disk: int
+
+
 def _plan(
     command: str,
     model: LanguageModel,
     stages: Sequence[Stage],
-    tokens: int,
-    pairs: int,
-    memory: int,
-    disk: int,
+    costs: _Costs,
     workers: int,
     speed: Calibration,
 ) -> WorkPlan:
-    return WorkPlan(command, model.name, tuple(stages), tokens, pairs, memory, disk, workers, speed.to_dict())
+    return WorkPlan(
+        command, model.name, tuple(stages), *costs, workers, speed.device, speed.load_seconds, speed.to_dict()
+    )

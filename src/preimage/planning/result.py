@@ -28,7 +28,7 @@ class Stage:
         """Seconds on so many workers, each of so much of this machine's speed."""
         if self.serial:
             return self.pieces * self.seconds
-        return math.ceil(self.pieces / workers) * self.seconds / speed
+        return math.ceil(self.pieces / max(1, workers)) * self.seconds / speed
 
 
 @dataclass(frozen=True)
@@ -51,30 +51,28 @@ class WorkPlan(Saved):
     memory_bytes: int
     disk_bytes: int
     workers: int
+    device: str
+    load_seconds: float
     calibration: dict[str, Any]
 
     @property
     def seconds(self) -> float:
         """In one process."""
-        return self._loading + sum(stage.on(1, 1.0) for stage in self.stages)
+        return self.load_seconds + sum(stage.on(1, 1.0) for stage in self.stages)
 
     @property
     def seconds_on(self) -> dict[int, float]:
         """By the number of workers, each with a machine of its own like this one."""
         counts = sorted({1, 2, 4, 8, 16, 64, self.workers})
-        start = 2 * self._loading + _RAY_SECONDS
+        start = 2 * self.load_seconds + _RAY_SECONDS
         return {count: start + sum(stage.on(count, 1.0) for stage in self.stages) for count in counts}
 
     @property
     def seconds_here(self) -> float:
         """Of a cluster of all workers on this machine, whose cores they share; a GPU is one worker's."""
-        shared = 1.0 if self.calibration["device"] == "cuda" else 1 / self.workers
-        start = self._loading * (1 + self.workers * shared) + _RAY_SECONDS
+        shared = 1.0 if self.device == "cuda" else 1 / max(1, self.workers)
+        start = self.load_seconds * (1 + self.workers * shared) + _RAY_SECONDS
         return start + sum(stage.on(self.workers, shared) for stage in self.stages)
-
-    @property
-    def _loading(self) -> float:
-        return float(self.calibration["load_seconds"])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain json types."""
