@@ -209,6 +209,17 @@ def mutate_npy(data: bytes, rng: random.Random) -> bytes:
     return b"\x93NUMPY" + bytes([version, 0]) + size + header + body
 
 
+def mutate_gguf(data: bytes, rng: random.Random) -> bytes:
+    """A GGUF file with another number, or other bytes, among what it says of itself."""
+    end = max(1, data.rfind(b".weight"))  # behind the name of the last tensor
+    if rng.random() < 0.3:
+        return mutate_bytes(data[:end], rng) + data[end:]
+    names = [match.end() for match in re.finditer(rb"[a-z]\.[a-z_.]+", data[:end])] or [8]
+    at, size = rng.choice(names) + rng.choice((0, 4, 4, 8)), rng.choice((4, 8))
+    number = rng.choice(NUMBERS) % 2 ** (8 * size)
+    return data[:at] + number.to_bytes(size, "little") + data[at + size :]
+
+
 def mutate_pickle(data: bytes, rng: random.Random) -> bytes:
     """A pickle that calls something else, or with another number."""
     names, kind = list(re.finditer(rb"c([\w.]+\n\w+)\n", data)), rng.randrange(4)

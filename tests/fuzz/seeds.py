@@ -25,6 +25,9 @@ from preimage.inversion.proposers.lens_files import save_lens
 from preimage.inversion.proposers.lens_repository import push_lenses
 from preimage.models import LanguageModel, new_model
 from preimage.observations import Site
+from support.folders import VOCABULARY, make_tokenizer
+from support.gguf_files import write_gguf
+from support.tiny import build
 
 LAYER, WIDTH = 2, 16
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3], [5, 8]]
@@ -147,6 +150,13 @@ def models(folder: Path) -> list[bytes]:
         NEXT.join((*(json.dumps(one).encode() for one in (said, token, index)), weights))
         for said, token in zip(both, tokens, strict=True)
     ]
+
+
+def ggufs(folder: Path) -> list[bytes]:
+    """A model as llama.cpp keeps it."""
+    sizes = {"hidden_size": WIDTH, "intermediate_size": WIDTH, "num_hidden_layers": 1}
+    module = build("llama", vocab_size=VOCABULARY, **sizes)
+    return [write_gguf(folder / "m.gguf", module, make_tokenizer()).read_bytes()]
 
 
 def texts(_: Path) -> list[bytes]:

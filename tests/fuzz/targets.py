@@ -286,6 +286,13 @@ def read_model(data: bytes) -> None:
         )
 
 
+def read_gguf(data: bytes) -> None:
+    """``preimage.load`` of a GGUF file."""
+    with _folder() as folder:
+        (folder / "m.gguf").write_bytes(data)
+        repr(preimage.load(folder / "m.gguf", device="cpu"))
+
+
 OBSERVED: tuple[dict[str, Any], ...] = (
     {},
     {"layer": 1},
@@ -342,6 +349,7 @@ TARGETS: dict[str, Target] = {
     "lens": Target(read_lens_file, seeds.lenses, _TENSORS),
     "registry": Target(read_registry, seeds.registries, mutation.mutate_files(_JSON, _TENSORS)),
     "model": Target(read_model, seeds.models, mutation.mutate_files(*[_JSON] * 3, _TENSORS)),
+    "gguf": Target(read_gguf, seeds.ggufs, mutation.mutate_gguf, slow=20),
     "safetensors": Target(_reader_of_tensors(".safetensors"), seeds.safetensors, _TENSORS),
     "npy": Target(_reader_of_tensors(".npy"), seeds.npys, mutation.mutate_npy),
     "npz": Target(_reader_of_tensors(".npz"), seeds.npzs, mutation.mutate_zip(_by_name)),

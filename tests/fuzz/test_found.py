@@ -32,7 +32,7 @@ from preimage.errors import (
     RunFolderError,
     StatesError,
 )
-from preimage.inversion import Inversion
+from preimage.inversion import Inversion, pull_lenses, push_lenses
 from preimage.inversion.proposers.lens_files import given_lens, read_info, read_weights
 from preimage.layers import parse_layer, parse_layers
 from preimage.models import locate
@@ -193,6 +193,20 @@ def test_a_probe_of_no_numbers_that_torch_has(lens: Path) -> None:
     refused(ModelError, lambda: given_lens(lens, seeds.model(), seeds.LAYER))
 
 
+@pytest.mark.parametrize("name", [NOVEL, "\n", "\x1b[2J"], ids=["novel", "line", "terminal"])
+def test_a_lens_for_a_model_of_any_name(name: str, lens: Path, tmp_path: Path) -> None:
+    change_lens(lens, lambda about: about.update(model=name, weight_hash="0" * 64))
+    change_lens(lens, tensors=lambda held: held.pop("probe"))
+    folder = tmp_path / "lenses"
+    push_lenses([lens], folder)
+    for action in (
+        lambda: given_lens(lens, seeds.model(), seeds.LAYER),
+        lambda: pull_lenses(folder, seeds.model()),
+        lambda: push_lenses([lens, lens], folder),
+    ):
+        assert str(refused(ModelError, action)).isprintable()
+
+
 # Tensors
 
 
@@ -215,6 +229,11 @@ def test_numbers_of_a_type_that_torch_has_not(
     size = math.prod(shape) * bits // 8
     path = write_tensors(tmp_path / "t.safetensors", h=(dtype, shape, size))
     refused(StatesError, lambda: preimage.states_from(read_states_file(path).states, seeds.model(), 2))
+
+
+def test_a_shape_that_no_tensor_has(tmp_path: Path) -> None:
+    path = write_tensors(tmp_path / "t.safetensors", h=("F32", [1, 2**63, 0], 0))
+    refused(StatesError, lambda: read_states_file(path))
 
 
 NAMES: dict[str, list[str]] = {

@@ -73,6 +73,10 @@ class TensorFileReader:
             }
             self.shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
             self.dtypes = {name: _TYPES.get(part.get_dtype()) for name, part in slices.items()}
+            if any(
+                size >= 2**63 for shape in self.shapes.values() for size in shape
+            ):  # of nothing, beside a 0
+                raise ValueError("it has a shape that no tensor has")
         except (SafetensorError, OSError, ValueError) as error:
             raise self._unreadable(error) from error
 

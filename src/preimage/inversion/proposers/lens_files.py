@@ -23,7 +23,7 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from preimage.errors import ModelError, OptionError, first_line
+from preimage.errors import ModelError, OptionError, first_line, shown
 from preimage.inversion.proposers.features import features_width
 from preimage.inversion.proposers.lens import Lens, LensShape
 from preimage.layers import Layer, parse_layers
@@ -129,9 +129,9 @@ def read_lens(path: Path, model: LanguageModel) -> Lens:
 def require_serves(info: LensInfo, model: LanguageModel) -> None:
     """Refuse a lens that was trained for quite other weights."""
     if not _serves(info, model):
+        theirs = f"{shown(info.model)} (weights {info.weight_hash[:12]})"
         raise ModelError(
-            f"The lens {info.path} was trained for {info.model} (weights {info.weight_hash[:12]}), not for "
-            f"{model.name} (weights {model.weight_hash[:12]}).",
+            f"The lens {info.path} was trained for {theirs}, not for {model.name} (weights {model.weight_hash[:12]}).",
             "Train one for this model with `preimage lens train`.",
         )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from preimage.errors import ModelError, first_line
+from preimage.errors import ModelError, first_line, shown
 from preimage.inversion.proposers.lens import Lens
 from preimage.inversion.proposers.lens_files import (
     LensFacts,
@@ -194,7 +194,7 @@ def _require_one_each(entries: Sequence[LensEntry], hint: str) -> None:
     seen: set[object] = set()
     for entry in entries:
         if seen & {entry.file, entry.purpose}:
-            about = f"{in_words(entry.facts.tap)} of {entry.facts.model}"
+            about = f"{in_words(entry.facts.tap)} of {shown(entry.facts.model)}"
             raise ModelError(f"There are two lenses for {about}.", hint)
         seen |= {entry.file, entry.purpose}
 
@@ -204,7 +204,9 @@ def _of_weights(listed: list[LensEntry], place: Place, model: LanguageModel) -> 
     weights = model.weight_hash
     mine = [entry for entry in listed if entry.facts.weight_hash == weights]
     if not mine:
-        models = {f"{entry.facts.model} (weights {_short(entry.facts.weight_hash)})" for entry in listed}
+        models = {
+            f"{shown(entry.facts.model)} (weights {_short(entry.facts.weight_hash)})" for entry in listed
+        }
         raise ModelError(
             f"{place} has no lens for {model.name} (weights {_short(weights)}); "
             f"it has lenses for {', '.join(sorted(models)[:_SHOWN]) or 'nothing'}.",
