@@ -130,8 +130,9 @@ def require_serves(info: LensInfo, model: LanguageModel) -> None:
     """Refuse a lens that was trained for quite other weights."""
     if not _serves(info, model):
         theirs = f"{shown(info.model)} (weights {info.weight_hash[:12]})"
+        ours = f"{model.name} (weights {model.weight_hash[:12]})"
         raise ModelError(
-            f"The lens {info.path} was trained for {theirs}, not for {model.name} (weights {model.weight_hash[:12]}).",
+            f"The lens {info.path} was trained for {theirs}, not for {ours}.",
             "Train one for this model with `preimage lens train`.",
         )
 
