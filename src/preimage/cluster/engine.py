@@ -112,6 +112,8 @@ class Cluster:
         here: Callable[[Group], list[Any]] | None = None,
     ) -> Iterator[tuple[Group, list[Any]]]:
         """Every group as it gets finished; errors of ours come back as what they are."""
+        if errand.spec.get("model", {}).get("device") == "cpu":
+            here = None  # workers start on the cores that this would take
         schedule: Schedule[Group] = Schedule(groups, workers=self.count)
         self._ask_again()
         digest, told = packed(errand)

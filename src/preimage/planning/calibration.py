@@ -16,7 +16,7 @@ from preimage.devices import BATCH_TOKENS, by_device
 from preimage.layers import Layer
 from preimage.models import LanguageModel
 
-_PASS = {"cpu": 1024, "cuda": 65536}  # tokens of the pass that is timed
+_PASS = {"cpu": 4096, "cuda": 65536}  # tokens of the pass that is timed
 _ROWS = {"cpu": (256, 1024), "cuda": (2048, 16384)}  # rows of the two sets of pairs
 _SMALL = 64  # tokens of the pass that tells what a small one costs
 

@@ -20,7 +20,7 @@ from preimage.states.layout import Layout, group_by_length
 _BASE = 900 << 20  # bytes of a process that has imported everything
 _NOISE_PASSES = 24  # of 64 tokens, for the noise floor
 _DRAWN_TOKENS = 4 * 1024  # that confirm structure: two draws, two passes each
-_DOUBLE = 3.0  # what a pass in float64 costs, drawing its weights included, in passes in float32
+_DOUBLE = 6.0  # what a pass in float64 costs, drawing its weights included, in passes in float32
 _HARD_TOKENS = 150  # prompts of hard pairs, for each base
 _BLOCK = 256  # columns of which a scan keeps one number for every row
 _OTHERS = 5.0  # what a layer's ratios, quantised copies and subsets cost in geometry, beside its pairs

@@ -23,6 +23,7 @@ from preimage.observations import Observation, Site, Tap, in_words
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptOptions, gather
 from preimage.storage import Run
+from preimage.storage.places import on_a_disk
 from preimage.storage.tensor_file import tensor_bytes
 from preimage.training.lens_text import own_text, training_text
 from preimage.training.options import LensOptions
@@ -86,7 +87,7 @@ def train_lens(
         "options": chosen.to_dict(),
         "text": "self" if given is None else sha256(tensor_bytes(given)).hexdigest(),
     }
-    path = None if out is None else Path(out)
+    path = None if out is None else on_a_disk(out, "a lens")
     run = Run(plan, path and path.with_name(path.name + ".training"))
     tokens = own_text(model, chosen, run, progress) if given is None else given
     lens = _train(model, at, tokens, chosen, run, progress)

@@ -23,6 +23,7 @@ from preimage.models.loading import parse_device
 from preimage.progress import Progress, silent
 from preimage.states import capture
 from preimage.storage import Run, write_text
+from preimage.storage.places import on_a_disk
 from preimage.training.options import TrajectoryOptions, checkpoint_steps
 from preimage.training.result import Checkpoint, Trajectory
 from preimage.training.text import TrainingText, prepare_text
@@ -58,7 +59,7 @@ def train_trajectory(
         "text": text.fingerprint,
         "probes": text.probes.fingerprint,
     }
-    run = Run(plan, out)
+    run = Run(plan, None if out is None else on_a_disk(out, "a training"))
     longest = max(chosen.window, chosen.length)
     model = new_model(
         chosen.family, chosen.size, tokenizer=text.tokenizer, max_length=longest, seed=chosen.seed, device=on
