@@ -2,8 +2,8 @@
 
     python docs/results/cluster.py OUT.json [--model smollm2] [--count 100000] [--workers 1]
 
-The prompts are those of collisions.py: all of the default corpus's windows of 32 tokens (prose and code), filled up
-with uniformly random tokens. The same is `preimage bench cluster` for prompts of one source.
+The prompts are those of collisions.py: all of the default corpus's windows of 32 tokens (prose and code), and
+uniformly random tokens for the rest. The same is `preimage bench cluster` for prompts of one source.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Jobs that keep their work in a folder: small ones of every kind, what they leave, and a kill -9 at any step."""
+"""Jobs that keep their work in a folder: small ones of every kind, what they leave, a kill -9 at any step."""
 
 from __future__ import annotations
 
