@@ -72,6 +72,7 @@ def _parse_one(part: int | str, n_layers: int) -> list[Layer]:
 
 
 def _number(text: int | str, given: int | str, n_layers: int) -> int:
+    text = text.strip() if isinstance(text, str) else text  # of more than int() itself strips
     is_number = _is_decimal(text) if isinstance(text, str) else _is_whole(text)
     if not is_number or not 0 <= int(text) <= n_layers:
         raise LayerError(f"There is no layer {clip(repr(given))}.", _allowed(n_layers))
@@ -79,7 +80,7 @@ def _number(text: int | str, given: int | str, n_layers: int) -> int:
 
 
 def _is_decimal(text: str) -> bool:
-    return text.strip().isdecimal() and len(text) < 100  # Python reads no number of thousands of digits
+    return text.isdecimal() and len(text) < 100  # Python reads no number of thousands of digits
 
 
 def _is_whole(value: object) -> bool:

@@ -385,6 +385,10 @@ def test_a_plan_with_fields_of_any_name(name: str, tmp_path: Path) -> None:
 # Options
 
 
+def test_a_layer_beside_any_space() -> None:
+    assert parse_layers("1\x1f,\u20032", 3) == parse_layers([1, 2], 3)
+
+
 def test_layers_and_positions_of_thousands_of_digits() -> None:
     for text in ("9" * 5000, f"0-{'9' * 5000}", f"{'9' * 5000}-0", NOVEL, f"{NOVEL}-{NOVEL}"):
         refused(LayerError, partial(parse_layers, text, 3))
