@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import torch
+from torch import Tensor
 
 from preimage.devices import BATCH_TOKENS, by_device
-from preimage.errors import OptionError, PromptError, UnwritableError
+from preimage.errors import BundleError, OptionError, PromptError, UnwritableError
 from preimage.layers import Layer, LayerSpec
 from preimage.models import LanguageModel, told_model
 from preimage.observations import Observation, Tap
 from preimage.progress import Progress, silent
 from preimage.prompts import PromptSet, encode
-from preimage.states.batches import Piece, cut, missing
+from preimage.states.batches import Piece, cut, missing, parts_of
 from preimage.states.bundle import UNFINISHED, finish_bundle, open_states, prepare_folder, unwritable
 from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
 from preimage.states.noise import noise_floor
-from preimage.states.pieces import CaptureJob, Computing, PieceStore, copied, pack_ids
+from preimage.states.pieces import CaptureJob, Computing, PieceStore, copied, digest_of, pack_ids
 from preimage.states.states import MemoryStore, States, Store
 from preimage.storage import MANIFEST, TENSORS, Errand, Place, Run, current_workers, is_remote
 from preimage.storage.places import on_a_disk
@@ -282,6 +283,9 @@ class _Capture:
 
     def _fill(self, run: Run, store: MemoryStore | TensorFileWriter) -> None:
         """Compute every state that is not there yet, one piece after another."""
+        lasts = isinstance(store, TensorFileWriter)
+        if lasts:
+            self._check_kept(run)
         done = max((Piece.of(key).stop for key in run.items), default=0)
         pieces = cut(self.layout, self.batch_tokens, Piece(done, self.layout.count))
         left = {piece.key: batches for piece, batches in pieces.items()}
@@ -289,17 +293,37 @@ class _Capture:
         def fill(keys: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             nonlocal done
             for key in keys:
+                rows: dict[str, list[Tensor]] = {}
                 for number, batch in enumerate(left[key]):
                     if number:
                         self.progress(done, self.layout.count, "prompts captured")
                     for layer, kept in self.computing.run(batch).items():
-                        store.write(tensor_name(layer, batch.group), batch.row, kept)
+                        name = tensor_name(layer, batch.group)
+                        store.write(name, batch.row, kept)
+                        rows.setdefault(name, []).append(kept)
                     done += len(batch.prompts)
                 store.sync()
-                yield {}
+                yield {"sha256": digest_of(rows)} if lasts else {}
                 self.progress(done, self.layout.count, "prompts captured")  # kept by now
 
         run.each(list(left), dict, fill)
+
+    def _check_kept(self, run: Run) -> None:
+        """Refuse a partial file in which finished rows are not what they were."""
+        if not run.items or run.path is None:
+            return
+        partial = run.path.parent / (TENSORS + ".partial")
+        reader = TensorFileReader(partial)
+        for key, item in run.items.items():
+            rows = {
+                tensor_name(layer, part.group): [
+                    reader.rows(tensor_name(layer, part.group), part.start, part.stop)
+                ]
+                for part in parts_of(self.layout, Piece.of(key))
+                for layer in self.layout.layers
+            }
+            if item.get("sha256") != digest_of(rows):
+                raise BundleError(f"{partial} fails its checksum.", "Remove the folder and capture anew.")
 
     def finished(self, folder: Path) -> States | None:
         """The bundle in the folder, if it is the very one asked for; its ids must be in it to know that."""

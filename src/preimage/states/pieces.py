@@ -129,6 +129,15 @@ def file_of(layout: Layout, piece: Piece, tensors: Mapping[str, Tensor], dtype: 
     return [header_of(shapes, dtype, sums), *content]
 
 
+def digest_of(rows: Mapping[str, Sequence[Tensor]]) -> str:
+    """The checksum of named rows, whatever parts they come in, by the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(rows):
+        for part in rows[name]:
+            digest.update(tensor_bytes(part))
+    return digest.hexdigest()
+
+
 def copied(layout: Layout, piece: Piece, states: States) -> list[Buffer]:
     """The file of a piece, from states that are there already."""
     rows = {
