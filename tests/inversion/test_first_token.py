@@ -12,7 +12,7 @@ from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.expectation import likely_first, special_tokens
 from preimage.inversion.engine.first_states import first_states, known_first_states
 from preimage.inversion.engine.judgement import begins_oddly
-from preimage.inversion.inverting import _Inverting
+from preimage.inversion.inverter import Inverter
 from preimage.inversion.preparing import prepare
 from preimage.models import LanguageModel, new_model
 from support.tiny import random_ids, tiny
@@ -28,7 +28,7 @@ def test_a_wrong_first_token_of_exact_states_is_set_right() -> None:
     states = preimage.capture(model, [ids], 2)
     (right,) = preimage.invert(model, states)
     assert right.status == "recovered"
-    work = _Inverting(model, prepare(model, states, 2, None, InvertOptions()), InvertOptions())
+    work = Inverter(model, prepare(model, states, 2, None, InvertOptions()), InvertOptions())
     work.batches([0])
     rows = states.at(0, 2)
     wrong = (17, *ids[1:])

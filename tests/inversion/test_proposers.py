@@ -380,4 +380,4 @@ def test_stages_of_set_up_are_named_as_they_begin() -> None:
     assert notes[0] == "noise floor"
     notes.clear()
     preimage.invert(other, states, progress=listen)
-    assert set(notes) == {"batches of prompts inverted"}
+    assert set(notes) == {"prompts inverted"}
