@@ -92,6 +92,8 @@ class Searches:
             while process.poll() is None:
                 time.sleep(0.1)
                 if time.time() - max(path.stat().st_mtime for path in self.folder.iterdir()) > SILENT:
+                    process.send_signal(signal.SIGQUIT)  # it writes where it is into the log
+                    time.sleep(5)
                     process.kill()
                     process.wait()
                     return f"no end within {SILENT:.0f} s"

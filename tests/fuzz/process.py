@@ -5,6 +5,8 @@ Cases and seconds are for each target, and 0 is without end; what was counted is
 
 from __future__ import annotations
 
+import faulthandler
+import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +16,7 @@ from support.surroundings import settle
 
 def main(folder: str, seed: str, seconds: str, cases: str, how: str, *names: str) -> None:
     """Search the targets one after the other; guided there is only one, as atheris does not return."""
+    faulthandler.register(signal.SIGQUIT)  # for whoever waits in vain: where is it?
     settle()
     with ExitStack() as instrumented:
         if how == "guided":

@@ -6,6 +6,7 @@ import json
 import os
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from preimage.prompts.tokens import Entry, Prompt
 COLUMNS = ("text", "token_ids", "ids", "input_ids")
 BYTE_ORDER_MARK = "\ufeff"
 # A parquet file of prompts does not shrink so much; one that does was made to fill the memory.
-_GROWTH, _SMALL, _WORD = 100, 1 << 26, 8  # fold, bytes that are fine in any case, and bytes of an id
+_GROWTH, _SMALL = 100, 1 << 26  # fold, and bytes that are fine in any case
+_LISTED = 100_000  # columns, or pieces of a column; pyarrow makes room for half a kilobyte each
 SOURCES = (
     "'default', 'default:prose', 'default:code', 'random', 'same-next:arithmetic', 'same-next:translation',"
     " datasets:NAME, or a .txt, .jsonl or .parquet file"
@@ -133,13 +135,15 @@ def _read_parquet(path: Path) -> Iterator[Entry]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        # Lists of the footer have room made for before they are read, however long they say they are.
+        opened = partial(pq.ParquetFile, path, thrift_container_size_limit=_LISTED)
+        with opened() as file:
             names = file.schema_arrow.names
             column = choose_column(names, source=str(path), hint="Rename the one to read.")
-            _require_moderate(path, file.metadata, column)
+            _require_moderate(path, file.metadata)
             text = file.schema_arrow.field(column).type in (pa.string(), pa.large_string())
         # One text may stand in a file once and be there in a thousand rows: it is once in memory, too.
-        with pq.ParquetFile(path, read_dictionary=[column] if text else None) as file:
+        with opened(read_dictionary=[column] if text else None) as file:
             row = 0
             for batch in file.iter_batches(batch_size=1024, columns=[column]):
                 for value in (scalar.as_py() for scalar in batch.column(0)):
@@ -148,16 +152,18 @@ def _read_parquet(path: Path) -> Iterator[Entry]:
                     row += 1
     except OSError as error:
         raise _unreadable(path, error) from None
-    except (pa.ArrowException, UnicodeDecodeError) as error:
+    except PromptError:
+        raise
+    except Exception as error:  # whatever a stranger's file makes pyarrow stumble over
         raise PromptError(f"{path} is no readable parquet file: {reason(error)}.", "Write it anew.") from None
 
 
-def _require_moderate(path: Path, metadata: Any, column: str) -> None:
-    """Refuse a file that says of itself that it would fill the memory."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
-    mine = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] == column]
-    size = sum(max(chunk.total_uncompressed_size, _WORD * chunk.num_values) for chunk in mine)
+def _require_moderate(path: Path, metadata: Any) -> None:
+    """Refuse a file that says of itself that it would fill the memory.
+
+    What it says of single columns is not asked for: of some files pyarrow ends the process over that.
+    """
+    size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     if size > max(_SMALL, _GROWTH * path.stat().st_size):
         raise PromptError(
             f"{path} would grow more than a hundredfold, to {size >> 20} MiB.", "Write it as jsonl."
