@@ -1,6 +1,9 @@
 """A collision search on a local Ray cluster against one process; one json document into a file.
 
     python docs/results/cluster.py OUT.json [--model smollm2] [--count 100000] [--workers 1]
+    python docs/results/cluster.py OUT.json --workers 2 --layers 0-3 --grow 2000,8000,32000
+
+The second measures the cluster alone, at one number of prompts after another.
 
 The prompts are those of collisions.py: all of the default corpus's windows of 32 tokens (prose and code), and
 uniformly random tokens for the rest. The same is `preimage bench cluster` for prompts of one source.
@@ -9,6 +12,7 @@ uniformly random tokens for the rest. The same is `preimage bench cluster` for p
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import preimage
 from preimage.bench import bench_cluster
@@ -38,8 +42,18 @@ if __name__ == "__main__":
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--layers", default="all")
+    parser.add_argument("--grow", default="", help="numbers of prompts, separated by commas")
     given = parser.parse_args()
     loaded = preimage.load(given.model)
-    prompts = mixed(loaded, given.count, given.length)
-    result = bench_cluster(loaded, source=prompts, workers=given.workers)
+
+    def measure(count: int, *, alone: bool) -> dict[str, Any]:
+        """One search, of so many prompts."""
+        prompts = mixed(loaded, count, given.length)
+        return bench_cluster(loaded, source=prompts, layers=given.layers, workers=given.workers, alone=alone)
+
+    if given.grow:
+        result = {"runs": [measure(int(count), alone=False) for count in given.grow.split(",")]}
+    else:
+        result = measure(given.count, alone=True)
     given.out.write_text(json.dumps({"record": record()} | result, indent=1))

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _CORES = 4  # that a worker on a CPU has, where there are many
 _PATIENCE = 180.0  # seconds without any worker before the cluster is given up
+# Threads that wait do not spin: a worker has as many as the driver, whatever its share of the cores.
+_WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 _TURN = 1.0  # seconds after which the driver looks around though nothing has happened
 
 
@@ -57,7 +59,9 @@ class Cluster:
     ``address``: ``local`` starts a cluster of this machine's cores and GPUs, which ends with it; HOST:PORT
     joins one that runs. ``workers``: how many, by default one for every GPU, or for every four cores where
     there is none (two at least). ``device``: cpu leaves GPUs alone. A worker loads the same model by its
-    name and is refused if it has other weights; it must have the same versions of preimage and torch.
+    name and is refused if it has other weights; it must have the same versions of preimage and torch. It
+    computes with as many threads as this process has when the cluster is opened (``torch.set_num_threads``),
+    because the last bits of a product can depend on their number.
 
     >>> with preimage.Cluster("local", workers=2):            # doctest: +SKIP
     ...     preimage.find_collisions(model, prompts, out="runs/c")
@@ -96,6 +100,9 @@ class Cluster:
             "num_gpus": 1 if gpus else 0,
             "num_cpus": max(1, int(there.get("CPU", 1)) // self.count),
         }
+        import torch
+
+        self._threads = torch.get_num_threads()
         self._stack.enter_context(working_with(self))
         return self
 
@@ -198,9 +205,13 @@ class Cluster:
         """Start workers up to their number."""
         while len(self._members) + len(self._joining) < self.count:
             remote = self._ray.remote(
-                max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD", **self._share
+                max_restarts=0,
+                max_task_retries=0,
+                scheduling_strategy="SPREAD",
+                runtime_env={"env_vars": _WAITING},
+                **self._share,
             )
-            member = Member(self._numbers, remote(Actor).remote(self._share["num_cpus"]))
+            member = Member(self._numbers, remote(Actor).remote(self._threads))
             self._numbers += 1
             self._joining[member.actor.hello.remote()] = member
 
@@ -274,7 +285,8 @@ def _require_same(said: dict[str, Any], errand: Errand) -> None:
     ]
     if differ:
         raise ClusterError(
-            f"A worker has {'; '.join(differ)}.", "Install the same versions everywhere, and start anew."
+            f"A worker has {'; '.join(differ)}.",
+            "Install the same versions everywhere, leave the number of threads alone, and start anew.",
         )
     device = errand.spec.get("model", {}).get("device")
     if device is not None and device != said["device"]:

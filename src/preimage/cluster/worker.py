@@ -83,7 +83,10 @@ def facts() -> dict[str, str | None]:
     """What must be the same wherever one run is worked at."""
     from importlib import metadata
 
+    import torch
+
     found: dict[str, str | None] = {"python": ".".join(map(str, sys.version_info[:2]))}
+    found["threads"] = str(torch.get_num_threads())  # the last bits of a product may depend on it
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
