@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         sweep_geometry,
     )
     from preimage.inversion import Inversion, InvertOptions, invert
+    from preimage.leak import FilesAudit, LeakAudit, LeakOptions, measure_leak, read_files
     from preimage.models import LanguageModel, ModelPreview, load, read_preview
     from preimage.observations import Observation
     from preimage.prompts import PromptOptions, PromptSet, gather

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import preimage
-from fuzz import mutation, seeds
+from fuzz import leaks, mutation, seeds
 from fuzz.judging import check_words, scratch
 from fuzz.mutation import NEXT, Mutate
 from preimage.cli import BAD_INPUT, BUG, main
@@ -332,6 +332,12 @@ def read_option(data: bytes) -> None:
     )
 
 
+def read_leak(data: bytes) -> None:
+    """Files that somebody has, as an audit of them looks at a folder."""
+    with _folder() as folder:
+        leaks.read_folder(data, folder)
+
+
 def _by_name(name: str) -> Mutate:
     return mutation.mutate_pickle if name.endswith(".pkl") else mutation.mutate_npy
 
@@ -355,4 +361,8 @@ TARGETS: dict[str, Target] = {
     "npz": Target(_reader_of_tensors(".npz"), seeds.npzs, mutation.mutate_zip(_by_name)),
     "pt": Target(_reader_of_tensors(".pt"), seeds.torch_files, mutation.mutate_zip(_by_name)),
     "option": Target(read_option, seeds.options, mutation.mutate_text),
+    **{
+        f"leak-{name}": Target(read_leak, begun, mutate, slow=3)
+        for name, (begun, mutate) in leaks.FAMILIES.items()
+    },
 }

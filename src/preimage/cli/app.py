@@ -12,6 +12,7 @@ from preimage.cli import (
     doctor,
     geometry,
     invert,
+    leak,
     lens,
     models,
     theory,
@@ -27,8 +28,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (
-    demo.demo, doctor.doctor, models.models, capture.capture, invert.invert, collisions.collisions,
-    collisions.continuations, geometry.geometry, trajectory.trajectory,
+    demo.demo, doctor.doctor, models.models, capture.capture, invert.invert, leak.leak,
+    collisions.collisions, collisions.continuations, geometry.geometry, trajectory.trajectory,
 ):  # fmt: skip
     app.command()(command)
 for name, group in {"lens": lens.app, "theory": theory.app, "bench": bench.app}.items():

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         near_collision_figure,
         quantised_figure,
     )
+    from preimage.figures.leak import defence_figure, leak_map
     from preimage.figures.margins import margin_figure
     from preimage.figures.printing import FORMATS, parse_formats, save_figures
     from preimage.figures.spacing import spacing_figure

@@ -1,23 +1,24 @@
 """What engines hash to name a page: three things in a row as pickle or CBOR would write them.
 
-The three are what stands before the page, its token ids, and what else tells requests apart. vLLM's default
-hashes a pickle: the few opcodes that a tuple of numbers needs are written out here. Nothing is pickled or
-unpickled.
+The three are what stands before the page, its token ids, and what else tells requests apart. The ids are
+encoded by themselves, once, and then hashed behind as many names as there are to try. vLLM's default hashes a
+pickle: the few opcodes that a tuple of numbers needs are written out here. Nothing is pickled or unpickled.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from hashlib import sha256
 from typing import TypeAlias
 
 from preimage.errors import MissingExtraError
 
-After: TypeAlias = Callable[[Sequence[int]], bytes]  # bytes of a page of token ids, behind a known name
+Wrap: TypeAlias = Callable[[bytes], bytes]  # encoded ids of a page, into all that is hashed
+
+_TUPLES = {1: b"\x85\x94", 2: b"\x86\x94", 3: b"\x87\x94"}  # of so many items before it, and remembered
 
 
-@lru_cache(maxsize=1 << 18)  # a vocabulary, which a search goes through again and again
 def cbor_head(major: int, number: int) -> bytes:
     """How an item begins in canonical CBOR (RFC 8949): its kind, and its length or value in fewest bytes."""
     if number < 24:
@@ -26,14 +27,15 @@ def cbor_head(major: int, number: int) -> bytes:
     return bytes([major << 5 | 24 + size.bit_length() - 1]) + number.to_bytes(size, "big")
 
 
-def cbor(before: bytes, extra: bytes) -> After:
-    """``(before, ids, extra)`` in canonical CBOR; the outer two are encoded already."""
+def cbor_ids(ids: Sequence[int]) -> bytes:
+    """An array of token ids in canonical CBOR."""
+    return b"".join((cbor_head(4, len(ids)), *(cbor_head(0, one) for one in ids)))
+
+
+def cbor(before: bytes, extra: bytes) -> Wrap:
+    """``(before, ids, extra)`` in canonical CBOR; all three are encoded already."""
     start = b"\x83" + before
-
-    def encoded(ids: Sequence[int]) -> bytes:
-        return b"".join((start, cbor_head(4, len(ids)), *(cbor_head(0, one) for one in ids), extra))
-
-    return encoded
+    return lambda ids: start + ids + extra
 
 
 def pickled_number(number: int) -> bytes:
@@ -48,19 +50,21 @@ def pickled_number(number: int) -> bytes:
     return b"\x8a" + bytes([size]) + number.to_bytes(size, "little", signed=True)
 
 
-_TUPLES = {1: b"\x85\x94", 2: b"\x86\x94", 3: b"\x87\x94"}  # of so many items before it, and remembered
+def pickled_ids(ids: Sequence[int]) -> bytes:
+    """A tuple of token ids in a pickle, remembered."""
+    numbers = b"".join(map(pickled_number, ids))
+    return numbers + _TUPLES[len(ids)] if len(ids) in _TUPLES else b"(" + numbers + b"t\x94"
 
 
-def pickled(before: bytes, extra: bytes) -> After:
-    """What ``pickle.dumps((before, tuple(ids), extra), 5)`` gives, of parts that are encoded already."""
+def pickled(before: bytes, extra: bytes) -> Wrap:
+    """What ``pickle.dumps((before, ids, extra), 5)`` gives, of parts that are encoded already."""
+    end = extra + b"\x87\x94."
+    rest = len(before) + len(end)
 
-    def encoded(ids: Sequence[int]) -> bytes:
-        numbers = b"".join(map(pickled_number, ids))
-        items = numbers + _TUPLES[len(ids)] if len(ids) in _TUPLES else b"(" + numbers + b"t\x94"
-        body = before + items + extra + b"\x87\x94."
-        return b"\x80\x05\x95" + len(body).to_bytes(8, "little") + body
+    def whole(ids: bytes) -> bytes:
+        return b"\x80\x05\x95" + (rest + len(ids)).to_bytes(8, "little") + before + ids + end
 
-    return encoded
+    return whole
 
 
 def pickled_bytes(text: bytes) -> bytes:
@@ -68,17 +72,78 @@ def pickled_bytes(text: bytes) -> bytes:
     return b"C" + bytes([len(text)]) + text + b"\x94"
 
 
-def sha(encoded: After, size: int = 32) -> After:
-    """SHA-256 of what is encoded, its first bytes."""
-    return lambda ids: sha256(encoded(ids)).digest()[:size]
+def words(ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian numbers of 32 bits."""
+    return struct.pack(f"<{len(ids)}I", *ids)
 
 
-def xxh(encoded: After) -> After:
-    """XXH3 of 128 bits of what is encoded."""
+def sha(whole: Wrap, size: int = 32) -> Wrap:
+    """SHA-256 of what is hashed, its first bytes."""
+    return lambda ids: sha256(whole(ids)).digest()[:size]
+
+
+def xxh(whole: Wrap) -> Wrap:
+    """XXH3 of 128 bits of what is hashed."""
     try:
         from xxhash import xxh3_128_digest
     except ImportError as error:
         raise MissingExtraError(
             "These names are made with xxHash, which is not installed.", "pip install xxhash"
         ) from error
-    return lambda ids: bytes(xxh3_128_digest(encoded(ids)))
+    return lambda ids: bytes(xxh3_128_digest(whole(ids)))
+
+
+def vllm_pickled(before: bytes) -> Wrap:
+    """What vLLM hashes behind a name by default: a pickle, of no keys but the ids."""
+    return pickled(pickled_bytes(before), b"N")
+
+
+def vllm_cbor(before: bytes) -> Wrap:
+    """The same with sha256_cbor or xxhash_cbor."""
+    return cbor(cbor_head(2, len(before)) + before, b"\xf6")
+
+
+def vllm_root(seed: str, cbor: bool = False) -> bytes:
+    """What stands before the first page in vLLM with PYTHONHASHSEED set to ``seed`` (sha256, sha256_cbor)."""
+    text = seed.encode()
+    if cbor:
+        return sha256(cbor_head(3, len(text)) + text).digest()
+    body = b"\x8c" + bytes([len(text)]) + text + b"\x94."
+    return sha256(b"\x80\x05\x95" + len(body).to_bytes(8, "little") + body).digest()
+
+
+def sglang_root(salt: str | None = None, extra_key: str | None = None) -> bytes:
+    """What stands before the first page in SGLang: nothing, or a digest of a request's salt and extra key."""
+    if salt is None and extra_key is None:
+        return b""
+    parts = [b"sglang-cache-namespace-v1"]
+    for part in (extra_key, salt):
+        text = (part or "").encode()
+        parts.append(b"\0" if part is None else b"\1" + len(text).to_bytes(8, "little") + text)
+    return sha256(b"".join(parts)).digest()
+
+
+def sglang(before: bytes) -> Wrap:
+    """How SGLang names a page behind a name."""
+    return sha(lambda ids: before + ids)
+
+
+def lmcache_builtin(before: bytes) -> Callable[[tuple[int, ...]], bytes]:
+    """LMCache's default, Python's own ``hash`` of numbers: the same in every 64-bit CPython since 3.8."""
+    prefix = int.from_bytes(before, "big", signed=True)
+    return lambda ids: hash((prefix, ids, ())).to_bytes(8, "big", signed=True)
+
+
+def lmcache_cbor(before: bytes) -> Wrap:
+    """LMCache with vLLM's sha256_cbor, of which it keeps 64 bits."""
+    return sha(cbor(cbor_head(0, int.from_bytes(before, "big")), b"\x80"), 8)
+
+
+def lmcache_pickled(before: bytes) -> Wrap:
+    """LMCache with vLLM's sha256."""
+    return sha(pickled(pickled_number(int.from_bytes(before, "big")), b")"), 8)
+
+
+def lmcache_digest(name: str) -> bytes:
+    """A digest of 8 bytes as LMCache writes it into a file's name: hexadecimal, short, with a minus."""
+    return (int(name, 16) % (1 << 64)).to_bytes(8, "big")

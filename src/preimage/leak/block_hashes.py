@@ -2,12 +2,15 @@
 
 The name of a page is a digest of the name before it and of the page's token ids. So a recovered prompt can be
 checked without a single number (:func:`matches`), and small pages can be read from their names alone
-(:func:`read_names`). What stands before the first page is fixed in vLLM's default, in SGLang and in LMCache
-without vLLM. A salt, and a random start, enter the first page only: the pages after it hang on its name,
-which everybody who has the files can see.
+(:func:`read_names`). What stands before the first page is fixed in vLLM's default (earlier versions drew it
+where PYTHONHASHSEED was not set), in SGLang and in LMCache without vLLM. A salt, and a random start, enter
+the first page only: the pages after it hang on its name, which everybody who has the files can see.
+
+Not known here are the names of pages into which more than that enters: adapters (LoRA) and images, whose
+names stand in every page of vLLM's, and pairs of neighbours, which SGLang hashes beside EAGLE.
 
 Sources: vLLM 0.33.0 (utils/hashing.py, v1/core/kv_cache_utils.py), LMCache 0.5.6 (v1/token_database.py),
-SGLang 0.5.23 (srt/mem_cache/utils.py and its C++ hash).
+SGLang 0.5.23 (srt/mem_cache/utils.py, cpp_utils/hash_binding.cpp).
 """
 
 from __future__ import annotations
@@ -16,39 +19,62 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from preimage.errors import OptionError, StatesError
 from preimage.leak.block_encodings import (
-    After,
-    cbor,
-    cbor_head,
-    pickled,
-    pickled_bytes,
-    pickled_number,
+    cbor_ids,
+    lmcache_builtin,
+    lmcache_cbor,
+    lmcache_digest,
+    lmcache_pickled,
+    pickled_ids,
+    sglang,
+    sglang_root,
     sha,
+    vllm_cbor,
+    vllm_pickled,
+    vllm_root,
+    words,
     xxh,
 )
 from preimage.leak.holdings import BlockName
 
+__all__ = [
+    "SCHEMES",
+    "NamedPrompt",
+    "NamesRead",
+    "Scheme",
+    "lmcache_digest",
+    "matches",
+    "read_names",
+    "scheme_of",
+    "sglang_root",
+    "vllm_root",
+]
+
 Propose: TypeAlias = Callable[[tuple[int, ...]], Iterable[Sequence[int]]]
+Encoded: TypeAlias = Any  # a page's ids as their scheme hashes them: bytes, or the numbers themselves
+After: TypeAlias = Callable[[Encoded], bytes]  # the name of a page, behind a known one
 
 HASHES_A_SECOND = 1_000_000  # about, on one core; measured with hashlib on pages of one token
 _LARGEST_ID = 2**32
 _LONGEST_PAGE = 8192  # a pickle of more begins a second frame, which no engine's page comes near
-_SHORTEST_NAME = 8  # bytes: what is shorter proves nothing
+SHORTEST_NAME = 8  # bytes: what is shorter proves nothing
+_KEPT = 1 << 19  # tokens of a vocabulary that are encoded once for a whole search
 
 
 @dataclass(frozen=True)
 class Scheme:
     """How an engine names pages.
 
-    ``behind``: given the name before, what computes a page's digest. ``roots``: what stands before the first
-    page where that is known; random otherwise. ``pages``: usual numbers of tokens. ``length``: bytes.
+    ``encode``: of a page's ids, what is hashed of them. ``behind``: given the name before, what makes a name
+    of that. ``roots``: what stands before the first page unless it is salted or random. ``pages``: usual
+    numbers of tokens. ``length``: bytes of a name.
     """
 
     name: str
+    encode: Callable[[Sequence[int]], Encoded]
     behind: Callable[[bytes], After]
     roots: tuple[bytes, ...]
     pages: tuple[int, ...]
@@ -62,20 +88,23 @@ class Scheme:
     def digests(self, token_ids: Sequence[int], page: int, root: bytes | None = None) -> list[bytes]:
         """The names of all whole pages, each behind the one before; ``root``: another start than usual."""
         whole = len(token_ids) - len(token_ids) % page if page > 0 else 0
-        if root is None and not self.roots:
-            raise StatesError(
-                f"{self.name} starts from random bytes, another in every process.",
-                "Give the name of the page before, or the start that a seed gives.",
-            )
         return self.chain(token_ids[:whole], page, self.roots[0] if root is None else root)
 
     def chain(self, token_ids: Sequence[int], page: int, root: bytes) -> list[bytes]:
         """As :meth:`digests`, and the rest of the ids as a page of its own."""
+        names = [root]
+        for part in self.split(token_ids, page):
+            names.append(self.behind(names[-1])(part))
+        return names[1:]
+
+    def split(self, token_ids: Sequence[int], page: int) -> tuple[Encoded, ...]:
+        """The ids page by page, the rest as one of its own, each as it is hashed."""
         _check(token_ids, page)
-        names: list[bytes] = []
-        for start in range(0, len(token_ids), page):
-            names.append(self.behind(names[-1] if names else root)(token_ids[start : start + page]))
-        return names
+        return tuple(self.encode(token_ids[start : start + page]) for start in range(0, len(token_ids), page))
+
+    def can_follow(self, before: bytes) -> bool:
+        """Whether this may stand before a page: a whole name, or what stands before the first."""
+        return len(before) == self.length or before in self.roots
 
 
 def matches(name: BlockName, ids_so_far: Sequence[int], before: bytes | None = None) -> str | None:
@@ -85,11 +114,13 @@ def matches(name: BlockName, ids_so_far: Sequence[int], before: bytes | None = N
     earlier page is given as ``before``, right behind that page. All schemes of the name's engine are tried,
     and usual page sizes where the size is not known.
     """
-    if len(name.digest) < _SHORTEST_NAME or not ids_so_far:
+    if len(name.digest) < SHORTEST_NAME or not ids_so_far:
         return None
     engine = scheme_of(name.scheme).engine
     for scheme in SCHEMES.values():
         if scheme.engine != engine or len(name.digest) > scheme.length:
+            continue
+        if before is not None and not scheme.can_follow(before):
             continue
         roots = scheme.roots if before is None else (before,)
         for root, page in itertools.product(roots, (name.page,) if name.page else scheme.pages):
@@ -165,6 +196,9 @@ class _Walk:
         self._propose, self._budget = propose, budget
         self._names = names
         self._missing = set(names)
+        self._vocabulary: list[tuple[Sequence[int], Encoded]] | None = None
+        if propose is None and page == 1 and vocab_size <= _KEPT:
+            self._vocabulary = [((one,), scheme.encode((one,))) for one in range(vocab_size)]
         self._found: dict[bytes, tuple[bytes, tuple[int, ...]]] = {}  # name: what it follows, and its ids
         self._hashes = 0
 
@@ -175,7 +209,7 @@ class _Walk:
         expanded: set[bytes] = set()
         while self._missing:
             if not waiting:  # the first pages have another start: go on behind their names
-                waiting = [name for name in self._names if name not in expanded]
+                waiting = [one for one in self._names if one not in expanded and self._scheme.can_follow(one)]
                 if not waiting:
                     return True
             parent = waiting.pop(0)
@@ -190,28 +224,39 @@ class _Walk:
 
     def _expand(self, parent: bytes) -> list[bytes] | None:
         """The names behind one; None when the budget is spent."""
-        after = self._scheme.behind(parent)
-        below = []
-        for ids in self._pages(parent):
-            if self._hashes >= self._budget:
-                return None
-            self._hashes += 1
-            digest = after(ids)
-            if digest in self._missing:
-                self._missing.remove(digest)
-                self._found[digest] = (parent, tuple(ids))
-                below.append(digest)
-                if not self._missing:
-                    break
+        after, missing = self._scheme.behind(parent), self._missing
+        below: list[bytes] = []
+        left = self._budget - self._hashes
+        tried = 0
+        try:
+            for ids, encoded in self._pages(parent):
+                if tried >= left:
+                    return None
+                tried += 1
+                digest = after(encoded)
+                if digest in missing:
+                    missing.remove(digest)
+                    self._found[digest] = (parent, tuple(ids))
+                    below.append(digest)
+                    if not missing:
+                        break
+        finally:
+            self._hashes += tried
         return below
 
-    def _pages(self, parent: bytes) -> Iterator[Sequence[int]]:
-        if self._propose is None:
-            yield from itertools.product(range(self._vocab_size), repeat=self._page)
-            return
-        for ids in self._propose(self._ids(parent)[1]):
+    def _pages(self, parent: bytes) -> Iterable[tuple[Sequence[int], Encoded]]:
+        if self._vocabulary is not None:
+            return self._vocabulary
+        if self._propose is not None:
+            return self._proposed(self._propose(self._ids(parent)[1]))
+        encode = self._scheme.encode
+        every = itertools.product(range(self._vocab_size), repeat=self._page)
+        return ((ids, encode(ids)) for ids in every)
+
+    def _proposed(self, pages: Iterable[Sequence[int]]) -> Iterator[tuple[Sequence[int], Encoded]]:
+        for ids in pages:
             _check(ids, self._page)
-            yield ids
+            yield ids, self._scheme.encode(tuple(ids))
 
     def _ids(self, name: bytes) -> tuple[list[bytes], tuple[int, ...], bytes]:
         """The names on the way to one, the ids of all of them, and what the first of them follows."""
@@ -241,96 +286,74 @@ def _check(token_ids: Sequence[int], page: int) -> None:
         raise StatesError("A token id is negative, or has more than 32 bits.", "Give ids of the vocabulary.")
 
 
-def _vllm_pickled(before: bytes) -> After:
-    return pickled(pickled_bytes(before), b"N")
-
-
-def _vllm_cbor(before: bytes) -> After:
-    return cbor(cbor_head(2, len(before)) + before, b"\xf6")
-
-
-def vllm_root(seed: str, cbor: bool = False) -> bytes:
-    """What stands before the first page in vLLM with PYTHONHASHSEED set to ``seed`` (sha256, sha256_cbor)."""
-    text = seed.encode()
-    if cbor:
-        return sha256(cbor_head(3, len(text)) + text).digest()
-    body = b"\x8c" + bytes([len(text)]) + text + b"\x94."
-    return sha256(b"\x80\x05\x95" + len(body).to_bytes(8, "little") + body).digest()
-
-
-def sglang_root(salt: str | None = None, extra_key: str | None = None) -> bytes:
-    """What stands before the first page in SGLang: nothing, or a digest of a request's salt and extra key."""
-    if salt is None and extra_key is None:
-        return b""
-    parts = [b"sglang-cache-namespace-v1"]
-    for part in (extra_key, salt):
-        text = (part or "").encode()
-        parts.append(b"\0" if part is None else b"\1" + len(text).to_bytes(8, "little") + text)
-    return sha256(b"".join(parts)).digest()
-
-
-def _sglang(before: bytes) -> After:
-    start = sha256(before)
-
-    def digest(ids: Sequence[int]) -> bytes:
-        page = start.copy()
-        page.update(b"".join(one.to_bytes(4, "little") for one in ids))
-        return page.digest()
-
-    return digest
-
-
-def _lmcache_builtin(before: bytes) -> After:
-    """Python's own ``hash`` of a tuple of numbers: the same in every 64-bit CPython since 3.8."""
-    prefix = int.from_bytes(before, "big", signed=True)
-    return lambda ids: hash((prefix, tuple(ids), ())).to_bytes(8, "big", signed=True)
-
-
-def _lmcache_cbor(before: bytes) -> After:
-    return sha(cbor(cbor_head(0, int.from_bytes(before, "big")), b"\x80"), 8)
-
-
-def _lmcache_pickled(before: bytes) -> After:
-    return sha(pickled(pickled_number(int.from_bytes(before, "big")), b")"), 8)
-
-
-def lmcache_digest(name: str) -> bytes:
-    """A digest of 8 bytes as LMCache writes it into a file's name: hexadecimal, short, with a minus."""
-    return (int(name, 16) % (1 << 64)).to_bytes(8, "big")
-
-
 # hash("0") of CPython with PYTHONHASHSEED=0, the seed LMCache asks for, from 3.11 on and before.
 _SEEDED = (5313149338359954478, -5282990986457227702)
 _SEEDS = ("vllm-none-hash", "0")  # vLLM's own since it has one, and what its users were told to set
-_VLLM_ROOTS = tuple(vllm_root(seed) for seed in _SEEDS)
-_VLLM_CBOR_ROOTS = tuple(vllm_root(seed, cbor=True) for seed in _SEEDS)
+# xxHash has no default seed; of "0", in a pickle and in CBOR, as it is not always installed.
+_XXH_ROOT = bytes.fromhex("6fb31cc38bba6066183f7f2104b9c051")
+_XXH_CBOR_ROOT = bytes.fromhex("1ebe36576dcb573f26b99533a20aaeca")
 _VLLM_PAGES = (16, 32, 64, 128, 8)
 _LMCACHE_PAGES = (256, 128, 512, 64)
 
 SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
-        Scheme("vllm-sha256", lambda before: sha(_vllm_pickled(before)), _VLLM_ROOTS, _VLLM_PAGES, 32),
-        Scheme("vllm-sha256_cbor", lambda before: sha(_vllm_cbor(before)), _VLLM_CBOR_ROOTS, _VLLM_PAGES, 32),
-        Scheme("vllm-xxhash", lambda before: xxh(_vllm_pickled(before)), (), _VLLM_PAGES, 16),
-        Scheme("vllm-xxhash_cbor", lambda before: xxh(_vllm_cbor(before)), (), _VLLM_PAGES, 16),
-        Scheme("sglang", _sglang, (b"",), (1, 16, 32, 64, 128, 256), 32),
+        Scheme(
+            "vllm-sha256",
+            pickled_ids,
+            lambda before: sha(vllm_pickled(before)),
+            tuple(vllm_root(seed) for seed in _SEEDS),
+            _VLLM_PAGES,
+            32,
+        ),
+        Scheme(
+            "vllm-sha256_cbor",
+            cbor_ids,
+            lambda before: sha(vllm_cbor(before)),
+            tuple(vllm_root(seed, cbor=True) for seed in _SEEDS),
+            _VLLM_PAGES,
+            32,
+        ),
+        Scheme(
+            "vllm-xxhash",
+            pickled_ids,
+            lambda before: xxh(vllm_pickled(before)),
+            (_XXH_ROOT,),
+            _VLLM_PAGES,
+            16,
+        ),
+        Scheme(
+            "vllm-xxhash_cbor",
+            cbor_ids,
+            lambda before: xxh(vllm_cbor(before)),
+            (_XXH_CBOR_ROOT,),
+            _VLLM_PAGES,
+            16,
+        ),
+        Scheme("sglang", words, sglang, (b"",), (1, 16, 32, 64, 128, 256), 32),
         Scheme(
             "lmcache-builtin",
-            _lmcache_builtin,
+            tuple,
+            lmcache_builtin,
             tuple(number.to_bytes(8, "big", signed=True) for number in (0, *_SEEDED)),
             _LMCACHE_PAGES,
             8,
         ),
         Scheme(
             "lmcache-sha256_cbor",
-            _lmcache_cbor,
-            tuple(root[:8] for root in _VLLM_CBOR_ROOTS),
+            cbor_ids,
+            lmcache_cbor,
+            tuple(vllm_root(seed, cbor=True)[:8] for seed in _SEEDS),
             _LMCACHE_PAGES,
             8,
         ),
         Scheme(
-            "lmcache-sha256", _lmcache_pickled, tuple(root[:8] for root in _VLLM_ROOTS), _LMCACHE_PAGES, 8
+            "lmcache-sha256",
+            pickled_ids,
+            lmcache_pickled,
+            tuple(vllm_root(seed)[:8] for seed in _SEEDS),
+            _LMCACHE_PAGES,
+            8,
         ),
     )
 }

@@ -39,8 +39,8 @@ class Told:
 
     ``stored``: the type of the numbers (float32, bf16, fp16, fp8). ``order``: the axes of a raw page.
     ``page``: tokens a page. ``rotary``: keys ``after`` or ``before`` rotary positions. ``scale``: what fp8
-    codes are multiplied by. ``sizes``: of the model, where one is known. ``layers``: those that stand side by
-    side in a file of hidden states, in its order; ``layer``: the one it holds.
+    codes are multiplied by. ``sizes``: of the model, where one is known. ``layers``: those that a
+    file of hidden states holds, in its order; of a file that holds one, that one alone.
     """
 
     stored: str | None = None

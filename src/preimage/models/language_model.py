@@ -258,6 +258,21 @@ class LanguageModel:
             return self.run(embeddings=empty, layers=(to,))[to]
 
     @property
+    def has_head(self) -> bool:
+        """Whether the module gives next-token logits, and not states alone."""
+        return getattr(self.module, "get_output_embeddings", lambda: None)() is not None
+
+    def logits_from(
+        self, states: Float[Tensor, "batch position d_model"], layer: Layer
+    ) -> Float[Tensor, "batch position vocabulary"]:
+        """The module's next-token logits of prompts whose states at ``layer`` are all known."""
+        empty = self._embedding_table[:1].expand(*states.shape[:2], -1)
+        self.forward_tokens += states.shape[0] * states.shape[1]
+        with torch.inference_mode(), self._around_pass(), entering(self.anatomy, layer, states.to(empty)):
+            logits: Tensor = self.module(inputs_embeds=empty, use_cache=False).logits
+        return logits
+
+    @property
     def unembedding(self) -> Float[Tensor, "vocabulary d_model"] | None:
         """The LM head's matrix, one row a vocabulary id; None where there is no such head."""
         head = getattr(self.module, "get_output_embeddings", lambda: None)()

@@ -22,6 +22,8 @@ def entering(anatomy: Anatomy, layer: Layer, states: Tensor) -> Iterator[None]:
     blocks = anatomy.blocks
     number = len(blocks) if layer == "final" else layer
     with ExitStack() as stack:
+        if layer == "final" and anatomy.norm is not None:
+            stack.enter_context(_replaced(anatomy.norm, states, last=True, in_tuple=False))
         for index, block in enumerate(blocks[:number]):
             stack.enter_context(_replaced(block, states, index == number - 1, anatomy.blocks_return_tuples))
         if number == 0:

@@ -1,7 +1,7 @@
 """Hidden states: capture, bundles, noise floor, and what was seen of them."""
 
 from preimage.states.bundle import open_states
-from preimage.states.caches import IN_A_CACHE, observed_width
+from preimage.states.caches import IN_A_CACHE, head_sizes, observed_width
 from preimage.states.capture import capture, capture_for_run, encode_all
 from preimage.states.codecs import Cells, dequantised, may_be_stored, stored_cells
 from preimage.states.doors import states_from
@@ -40,6 +40,7 @@ __all__ = [
     "dequantised",
     "encode_all",
     "group_by_length",
+    "head_sizes",
     "may_be_stored",
     "measure_noise",
     "noise_floor",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 import torch
 from jaxtyping import Shaped
@@ -15,12 +16,12 @@ _BESIDE = re.compile(r"(^|[._/])(scales?|zeros?|zero_points?)$", re.IGNORECASE)
 _ZEROS = ("zero_point", "zero_points", "zero", "zeros")
 
 
-def scale_of(name: str, names: list[str]) -> str | None:
+def scale_of(name: str, names: Collection[str]) -> str | None:
     """The name of the scales of a tensor among others: its own name with an ending, or ``scale`` alone."""
     return _beside(name, names, _SCALES)
 
 
-def zero_of(name: str, names: list[str]) -> str | None:
+def zero_of(name: str, names: Collection[str]) -> str | None:
     """The name of the zero points of a tensor."""
     return _beside(name, names, _ZEROS)
 
@@ -30,7 +31,7 @@ def is_beside(name: str) -> bool:
     return _BESIDE.search(name) is not None
 
 
-def _beside(name: str, names: list[str], endings: tuple[str, ...]) -> str | None:
+def _beside(name: str, names: Collection[str], endings: tuple[str, ...]) -> str | None:
     own = [f"{name}{sign}{ending}" for ending in endings for sign in "_./"]
     return next((one for one in (*own, *endings) if one in names), None)
 

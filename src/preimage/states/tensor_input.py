@@ -10,7 +10,9 @@ import math
 import re
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,7 +26,7 @@ from preimage.storage.tensor_file import TensorFileReader
 MASKS = ("attention_mask", "mask")  # names by which a mask is known
 _GROWTH = 100  # numbers do not compress so well; a file that grows so much was made to fill the memory
 # Names that say a layer, such as hidden_states.15, layer_15 and 15; those of modules count from 0 and do not.
-_NUMBERED = re.compile(r"(hidden_states?[._/-]?|layers?[._/-]?)?0*([0-9]{1,9}|final)", re.IGNORECASE)
+NUMBERED = re.compile(r"(hidden_states?[._/-]?|layers?[._/-]?)?0*([0-9]{1,9}|final)", re.IGNORECASE)
 # A tensor, or several: prompts of several lengths, all of hidden_states, or the keys and values of a cache.
 Held: TypeAlias = Tensor | list[Any]
 
@@ -61,7 +63,7 @@ def read_states_file(
             "Save the states with safetensors.torch.save_file, numpy.save or torch.save.",
         )
     held = read(path)
-    if not isinstance(held, _Named):
+    if not isinstance(held, NamedTensors):
         if key is not None or mask_key is not None or scale_key is not None:
             raise StatesError(f"{path.name} holds nothing by a name.", "Leave out the key.")
         return StatesFile(held, None, None)
@@ -73,14 +75,15 @@ def read_states_file(
     return StatesFile(found, None if mask is None else _tensor(path, held.get(mask)), name)
 
 
-class _Named(NamedTuple):
-    """Tensors by name, each read when it is asked for."""
+class NamedTensors(NamedTuple):
+    """Tensors by name, each read when it is asked for; ``others``: plain values beside them, such as text."""
 
     names: list[str]
     get: Callable[[str], Held]
+    others: Mapping[str, Any] = MappingProxyType({})
 
 
-def _decoded(path: Path, held: _Named, name: str, scale_key: str | None) -> Held:
+def _decoded(path: Path, held: NamedTensors, name: str, scale_key: str | None) -> Held:
     """The states of a name; codes are multiplied by the scales beside them."""
     found = held.get(name)
     if isinstance(found, Tensor) and not found.ndim:
@@ -120,19 +123,19 @@ def _choose(
         raise StatesError(f"{path.name} holds no tensor {key!r}.", _name_one(names, "--key"))
     if len(candidates) == 1:
         return candidates[0]
-    said = {name: match.groups() for name in candidates if (match := _NUMBERED.fullmatch(name))}
-    layers = {int(number) for kind, number in said.values() if number.isdecimal() and _is_hidden(kind)}
+    said = {name: match.groups() for name in candidates if (match := NUMBERED.fullmatch(name))}
+    layers = {int(number) for kind, number in said.values() if number.isdecimal() and is_hidden(kind)}
     whole = len(layers) == max(layers, default=0) + 1 > 1  # all of outputs.hidden_states
     fitting = [
         name
         for name, (kind, number) in said.items()
         if number == str(layer)
-        or (whole and _is_hidden(kind) and (layer, number) == ("final", str(max(layers))))
+        or (whole and is_hidden(kind) and (layer, number) == ("final", str(max(layers))))
     ]
     if len(fitting) != 1:
         raise StatesError(f"{path.name} holds {len(names)} tensors.", _name_one(names, "--key"))
     kind, number = said[fitting[0]]
-    if whole and _is_hidden(kind) and layer != "final" and int(number) == max(layers):
+    if whole and is_hidden(kind) and layer != "final" and int(number) == max(layers):
         raise LayerError(
             f"{shown(fitting[0])} is the last of hidden_states: what leaves the final norm.",
             "Ask for layer final, or name it with --key.",
@@ -140,7 +143,8 @@ def _choose(
     return fitting[0]
 
 
-def _is_hidden(kind: str | None) -> bool:
+def is_hidden(kind: str | None) -> bool:
+    """Whether a name counts as outputs.hidden_states does, whose last one is after the final norm."""
     return kind is not None and kind.lower().startswith("hidden")
 
 
@@ -149,14 +153,14 @@ def _name_one(names: list[str], option: str) -> str:
     return f"Name one of {listed}{' …' if len(names) > 8 else ''} with {option}."
 
 
-def _from_safetensors(path: Path) -> _Named:
+def _from_safetensors(path: Path) -> NamedTensors:
     reader = TensorFileReader(path)
 
     def get(name: str) -> Tensor:
         shape = reader.shapes[name]
         return reader.rows(name, 0, shape[0]) if shape else reader.number(name)
 
-    return _Named(sorted(reader.shapes), get)
+    return NamedTensors(sorted(reader.shapes), get)
 
 
 def _from_npy(path: Path) -> Tensor:
@@ -168,29 +172,54 @@ def _from_npy(path: Path) -> Tensor:
         raise _no_array(path, error) from error
 
 
-def _from_npz(path: Path) -> _Named:
+def open_npz(path: Path) -> NamedTensors:
+    """The arrays of an npz archive; one that would fill the memory is refused."""
     try:
         with zipfile.ZipFile(path) as archive:
             _check_growth(path, archive)
-            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            members = _members(archive)
     except Exception as error:  # whatever a stranger's archive makes its readers stumble over
         raise _no_array(path, error) from error
 
     def get(name: str) -> Tensor:
         try:
-            with zipfile.ZipFile(path) as archive, archive.open(members[name]) as file:
-                version = np.lib.format.read_magic(file)
-                old = version == (1, 0)
-                read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
-                shape, _, dtype = read(file)
-                if math.prod(shape) * dtype.itemsize != members[name].file_size - file.tell():
-                    raise ValueError(f"its shape {shape} is not what it holds")
+            with zipfile.ZipFile(path) as archive:
+                _npz_header(archive, members[name])
             with np.load(path, allow_pickle=False) as arrays:
                 return _own(arrays[name])
         except Exception as error:  # as above
             raise _no_array(path, error) from error
 
-    return _Named(sorted(members), get)
+    return NamedTensors(sorted(members), get)
+
+
+def npz_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None]:
+    """Shape and type of every array of an archive, and nothing else of it; None where it is damaged."""
+    found: dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name, member in _members(archive).items():
+                found[name] = None
+                with suppress(Exception):  # as above
+                    found[name] = _npz_header(archive, member)
+    except Exception as error:  # as above
+        raise _no_array(path, error) from error
+    return found
+
+
+def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    return {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+
+
+def _npz_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of an array, which must be just what its member holds."""
+    with archive.open(member) as file:
+        old = np.lib.format.read_magic(file) == (1, 0)
+        read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+        if math.prod(shape) * dtype.itemsize != member.file_size - file.tell():
+            raise ValueError(f"its shape {shape} is not what it holds")
+    return shape, dtype
 
 
 def _own(array: Any) -> Tensor:
@@ -210,7 +239,7 @@ def _check_growth(path: Path, archive: zipfile.ZipFile) -> None:
         raise ValueError("it would grow more than a hundredfold")
 
 
-def _from_torch(path: Path) -> Held | _Named:
+def open_torch(path: Path) -> Held | NamedTensors:
     """What ``torch.save`` wrote: a tensor, a list of them, or a dict of them; anything else is refused."""
     try:
         zipped = zipfile.is_zipfile(path)
@@ -232,12 +261,15 @@ def _from_torch(path: Path) -> Held | _Named:
         raise StatesError(f"{path.name} holds two things by one name.", "Save it with other names.")
     if not by_name:
         raise StatesError(f"{path.name} holds a dict without tensors.", "Save the tensors in one flat dict.")
-    return _Named(list(by_name), lambda name: _checked(path, by_name[name]))
+    others = {str(name): value for name, value in held.items() if not isinstance(value, Tensor)}
+    return NamedTensors(list(by_name), lambda name: _checked(path, by_name[name]), others)
 
 
 def _checked(path: Path, held: Any) -> Held:
     """Tensors that are really in the file: they may claim shapes over few numbers that repeat."""
     parts = held if isinstance(held, list | tuple) else [held]
+    if sum(len(part) if isinstance(part, list | tuple) else 1 for part in parts) > path.stat().st_size:
+        raise StatesError(f"{path.name} names its tensors over and over.", "Save each of them once.")
     tensors = [one for part in parts for one in (part if isinstance(part, list | tuple) else [part])]
     if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
         raise StatesError(
@@ -256,9 +288,9 @@ def _tensor(path: Path, held: Held) -> Tensor:
     raise StatesError(f"The mask in {path.name} is a list.", "Save prompt x position of 0 and 1.")
 
 
-_READERS: dict[str, Callable[[Path], Held | _Named]] = {
+_READERS: dict[str, Callable[[Path], Held | NamedTensors]] = {
     ".safetensors": _from_safetensors,
     ".npy": _from_npy,
-    ".npz": _from_npz,
-    **dict.fromkeys((".pt", ".pth", ".bin"), _from_torch),
+    ".npz": open_npz,
+    **dict.fromkeys((".pt", ".pth", ".bin"), open_torch),
 }

@@ -23,6 +23,7 @@ from preimage.inversion.proposers.scores import Scores
 from preimage.models import LanguageModel
 
 _FIRST_TOKENS = {"cpu": (64, 512), "cuda": (64, 1024)}  # tried as the first: at once, and where need be
+_FEW = {"cpu": 24, "cuda": 0}  # tried before that behind the second token that was read, by all followers
 _COMPARED = 256  # of them, where they are ranked by their states
 _SECONDS = (3, 64)  # second tokens tried behind each of them, and behind the likeliest
 _LIKELIEST = {"cpu": (8, 16), "cuda": (8, 32)}  # how many these are
@@ -75,6 +76,14 @@ class Beginnings:
         order = self._proposed[0].argsort(descending=True)
         if opening is not None:
             order = together(self._proposed[0], opening.cpu())
+        few = by_device(_FEW, self._model.device)
+        if few:
+            likely = [*self._likely[:few], *order[:few].tolist()]
+            if self._compared:
+                likely = list(self._likely[: 2 * few])
+            found = yield from self._among(likely, budget)
+            if min(found.sure) >= enough * (1 - untried(2 * few)):
+                return found
         widths = (by_device(sizes, self._model.device) for sizes in (_FIRST_TOKENS, _LIKELIEST))
         for wide, likeliest in zip(*widths, strict=True):
             first = [int(self._ids[0]), *self._likely[:wide], *order[:wide].tolist()]
@@ -90,6 +99,15 @@ class Beginnings:
             if int(self._heads[0, 0]) == best:
                 break
         return self._found(wide)
+
+    def _among(self, first: list[int], budget: Budget) -> Asking[Beginning]:
+        """Few first tokens before the second that was read: mostly it was read rightly."""
+        tokens = list(dict.fromkeys([int(self._ids[0]), *first]))[: max(1, budget.tests_left // 4)]
+        heads = torch.tensor([(token, int(self._ids[1])) for token in tokens])
+        totals = yield from self._compare(heads, len(self._ids), budget)
+        order = totals.argsort(descending=True)
+        self._heads, self._totals = heads[order], totals[order]
+        return self._found(len(tokens))
 
     def _try(self, first: list[int], likeliest: int, budget: Budget) -> Asking[None]:
         """Compare pairs by a few followers, and the best of them and of those before by all."""

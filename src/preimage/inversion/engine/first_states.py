@@ -6,6 +6,7 @@ them all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -42,6 +43,26 @@ def first_states(
     _known[model] = {(model.edition, tap): states}  # of one place at a time
     model.forward_tokens = counted if few else model.forward_tokens
     return states
+
+
+def remember_first_states(model: LanguageModel, taps: Sequence[Tap]) -> bool:
+    """Compute those of several places in one pass over the vocabulary, for work on many prompts.
+
+    They are kept as long as the model, or until others are asked for. False where they would take more than
+    2 GiB: then nothing is done. Cost: a forward token for every token of the vocabulary.
+    """
+    missing = [tap for tap in dict.fromkeys(taps) if known_first_states(model, tap) is None]
+    if 4 * model.vocab_size * sum(map(model.width, {*taps})) > 2 * _BYTES:
+        return False
+    if missing:
+        rows = by_device(BATCH_TOKENS, model.device)
+        parts: dict[Tap, list[Tensor]] = {tap: [] for tap in missing}
+        for some in torch.arange(model.vocab_size)[:, None].split(min(_ROWS, rows)):
+            for tap, states in model.states(some, missing).items():
+                parts[tap].append(states[:, 0].clone())
+        known = _known.setdefault(model, {})
+        known |= {(model.edition, tap): torch.cat(some) for tap, some in parts.items()}
+    return True
 
 
 def known_first_states(model: LanguageModel, tap: Tap) -> Float[Tensor, "vocabulary d"] | None:

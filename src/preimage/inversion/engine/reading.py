@@ -128,7 +128,7 @@ class PromptReading:
                     return True
                 stretch = max(first // 2, min(most, 2 * stretch if settled == stretch else settled))
             enough = min(_FOLLOWERS, len(self._ids) - 1) if looks == 2 else len(self._ids) - 1
-            if looks and at > enough:  # once early, and again where its end does not fit the beginning
+            if looks and at > enough and (looks == 2 or not self._is_usual(1)):  # its end may not fit
                 looks -= 1
                 at = yield from self._settle_first(at, budget)
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,20 +17,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Architectures whose converter lays the two halves of a rotation side by side, where transformers has them
-# half a head apart (``permute`` in llama.cpp's conversion folder).
+# half a head apart (``permute`` in llama.cpp's conversion folder). Keys of all others lie as in transformers.
 IN_PAIRS = frozenset(
     (
         *("llama", "llama-embed", "mistral3", "smollm3", "arcee", "nanbeige", "llada", "deci", "baichuan"),
-        *("internlm2", "minicpm", "xverse", "olmo", "arctic", "deepseek", "bailingmoe"),
+        *("internlm2", "minicpm", "xverse", "olmo", "arctic", "deepseek", "bailingmoe", "chameleon"),
         *("granite", "granitemoe", "graniteswitch", "granite_swa"),
-    )
-)
-# Of these keys lie as in transformers, be it because both have halves apart or both pairs side by side.
-AS_THEY_ARE = frozenset(
-    (
-        *("gpt2", "gptneox", "falcon", "bloom", "mpt", "stablelm", "starcoder2", "phi2", "phi3", "apertus"),
-        *("qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "olmo2", "olmoe"),
-        *("llama4", "command-r", "cohere2", "exaone", "exaone4", "glm4", "gpt-oss", "seed_oss"),
     )
 )
 _TURNED = 64  # the smallest matrix that quantised keys are turned by, and the one of values
@@ -39,8 +30,7 @@ _LOOKED_AT = 512  # tokens of a layer that tell how its keys lie
 _FASTER = 1.5  # see keys_in_pairs
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """The keys or values of one layer in a file: their type, first byte, and shape, cells x width."""
 
     kind: GGMLQuantizationType
@@ -117,6 +107,7 @@ def _decoded(path: Path, kept: Kept, cells: NDArray[np.int64]) -> NDArray[np.flo
         raw = np.memmap(path, np.uint8, mode="r", offset=kept.start, shape=kept.shape)
     except (OSError, ValueError) as error:
         raise StatesError(f"{path.name} has changed since it was opened.", "Open it again.") from error
-    if not kept.transposed:
-        return np.asarray(dequantize(np.ascontiguousarray(raw[cells]), kept.kind), np.float32)
-    return np.asarray(dequantize(np.ascontiguousarray(raw), kept.kind), np.float32).T[cells]
+    rows = np.ascontiguousarray(raw if kept.transposed else raw[cells])
+    with np.errstate(over="ignore", invalid="ignore"):  # whoever takes the numbers refuses what is not finite
+        numbers = np.asarray(dequantize(rows, kept.kind), np.float32)
+    return numbers.T[cells] if kept.transposed else numbers

@@ -3,7 +3,8 @@
 After the source of LMCache 0.5.6. A chunk's file is ``<model>@<world>@<worker>@<hash>@<dtype>.pt``; in spite
 of its ending it is no torch file: it holds [2, layers, tokens, width] numbers and nothing else. Written layer
 by layer, a name ends with the layer's number, and a file holds [tokens, 2, width] ([2, tokens, width] where
-chunks are blended).
+chunks are blended). The same names with ``.data`` are of its file connector, and others of its server for
+several processes; of these the name alone is used.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from pathlib import Path
 from preimage.errors import StatesError, shown
 from preimage.leak.block_hashes import lmcache_digest
 from preimage.leak.holdings import BlockName, Holding, Piece, Seen, Sizes, Told
-from preimage.leak.readers.raw import TYPES, RawPages, scale_note, size_of, stored_name
+from preimage.leak.readers.raw import TYPES, RawPages, is_file, scale_note, size_of, stored_name
 from preimage.observations import Observation
 
 KIND = "LMCache chunk"
 _NAME = re.compile(
     r"(?P<model>[^@]+)@(?P<world>[0-9]{1,6})@(?P<worker>[0-9]{1,6})@(?P<hash>-?[0-9a-f]{1,16})"
-    r"@(?P<dtype>[a-z0-9_]+)(?:@(?P<layer>[0-9]{1,6}))?(?P<tags>(?:@[^@%]+%[^@]*)*)\.pt",
+    r"@(?P<dtype>[a-z0-9_]+)(?:@(?P<layer>[0-9]{1,6}))?(?P<tags>(?:@[^@%]+%[^@]*)*)\.(?P<end>pt|data)",
     re.DOTALL,
 )
-# Of its file connector, and of its server for several processes (whose digests are blake3): not read.
-_OTHER = re.compile(r"[^@]+@(?:0x[0-9a-f]+@|[0-9]+@[0-9]+@-?)[0-9a-f@]+(?:@.*)?\.data", re.DOTALL)
+_SERVER = re.compile(
+    r"(?P<model>[^@]+)@0x[0-9a-f]{8}@[0-9a-f]{1,8}@[0-9a-f]{16,128}(?P<salt>@[^@]+)?\.data", re.DOTALL
+)
 _DTYPES = {
     "half": "fp16",
     "bfloat16": "bf16",
@@ -50,17 +52,15 @@ class _Name:
     dtype: str
     layer: int | None
     tags: bool
+    connector: bool
 
 
 def read(path: Path, told: Told) -> Holding | None:
     """What a chunk holds; None where the file is none."""
-    if _OTHER.fullmatch(path.name):
-        raise StatesError(
-            f"{shown(path.name)} is a chunk of LMCache's file connector, which is not read.",
-            "Give the chunks of its local disk, which end in .pt.",
-        )
     name = _name_of(path)
-    if name is None or not path.is_file() or _is_torch(path):
+    if name is None:
+        return _of_server(path)
+    if not is_file(path) or _is_torch(path):
         return None
     about = (
         f"Keys and values of the model {shown(name.model)}, written by LMCache as raw numbers; known by its "
@@ -71,8 +71,11 @@ def read(path: Path, told: Told) -> Holding | None:
     ]
     if name.tags:
         notes.append("The request was tagged; the tags stand in the file's name.")
-    if told.sizes is None:
+    if name.connector:
+        notes.append("It is of LMCache's file connector, whose numbers were not read; its name was.")
+    elif told.sizes is None:
         notes.append("A chunk does not say its shape: name the model, so that keys and values can be read.")
+    if name.connector or told.sizes is None:
         piece = Piece(path.name, told.page, None, block=_block(name, told.page))
         return Holding((path,), KIND, about, (piece,), tuple(notes))
     kind = _kind(path, name, told)
@@ -85,6 +88,19 @@ def read(path: Path, told: Told) -> Holding | None:
     seen = _seen(pages, name, told, told.sizes)
     piece = Piece(path.name, pages.tokens, None, seen, block=_block(name, told.page or pages.tokens))
     return Holding((path,), KIND, about, (piece,), tuple(notes))
+
+
+def _of_server(path: Path) -> Holding | None:
+    """A chunk of the server for several processes: what its name says, which is not checked here."""
+    match = _SERVER.fullmatch(path.name)
+    if match is None or not is_file(path):
+        return None
+    salted = " and a salt, which stands in it" if match["salt"] else ""
+    about = (
+        f"Keys and values of the model {shown(match['model'])}, written by LMCache's server; known by name."
+    )
+    note = f"The name is a digest of the token ids{salted}, by default blake3, which is not checked here."
+    return Holding((path,), KIND, about, (Piece(path.name, None, None),), (note,))
 
 
 def _name_of(path: Path) -> _Name | None:
@@ -100,6 +116,7 @@ def _name_of(path: Path) -> _Name | None:
         match["dtype"],
         None if layer is None else int(layer),
         bool(match["tags"]),
+        match["end"] == "data",
     )
 
 

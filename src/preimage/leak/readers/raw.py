@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from preimage.errors import StatesError, shown
@@ -23,6 +24,7 @@ TYPES: dict[str, torch.dtype] = {
 }
 _CARRIERS = {1: np.int8, 2: np.int16, 4: np.int32}  # numpy has no bfloat16: bits are carried over as they are
 _ALIGNED = 4096  # engines that write past the page cache fill up to a whole memory page
+_MOST_TOKENS = 1 << 16  # a file; engines keep 16 to some thousands, and a layer of a file is read at once
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class RawPages:
 
     def check(self, padded: bool = False) -> None:
         """Refuse a file that does not hold exactly these axes; ``padded``: or fills up a memory page."""
+        if not 0 < self.tokens <= _MOST_TOKENS:
+            raise StatesError(
+                f"{shown(self.path.name)} would hold {self.tokens} tokens.",
+                f"A file of 1..{_MOST_TOKENS} is read: check the model and the tokens a page.",
+            )
         size = size_of(self.path)
         allowed = {self.bytes} | ({-(-self.bytes // _ALIGNED) * _ALIGNED} if padded else set())
         if size not in allowed:
@@ -59,8 +66,12 @@ class RawPages:
                 "Check the model, the tokens a page and the type of the numbers; or the file is cut short.",
             )
 
-    def part(self, index: int, half: int) -> Tensor:
-        """Keys (half 0) or values (1) of one block, counted from 0 in the file: token x width, float32."""
+    def block(self, index: int) -> Float[Tensor, "token two_widths"]:
+        """Keys beside values of one block, counted from 0 in the file, in float32."""
+        return torch.cat((self.part(index, 0), self.part(index, 1)), dim=1)
+
+    def part(self, index: int, half: int) -> Float[Tensor, "token width"]:
+        """Keys (half 0) or values (1) of one block, counted from 0 in the file, in float32."""
         carrier = np.dtype(_CARRIERS[TYPES[self.kind].itemsize]).newbyteorder("<")
         self.check(padded=True)  # it may have changed since
         try:
@@ -74,6 +85,14 @@ class RawPages:
         bits = np.array(one, dtype=carrier.newbyteorder("="), order="C").reshape(self.tokens, -1)
         numbers = torch.from_numpy(bits).view(TYPES[self.kind]).float()
         return numbers * self.scale if self.kind.startswith("fp8") else numbers
+
+
+def is_file(path: Path) -> bool:
+    """Whether it is a plain file, or a link to one; a name that no system takes is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def size_of(path: Path) -> int:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preimage.errors import StatesError, first_line
+from preimage.errors import StatesError, first_line, shown
 from preimage.leak.holdings import Clear, Holding, Piece, Seen, Told
+from preimage.leak.readers.raw import is_file
 from preimage.observations import Observation
 from preimage.storage.files import parse_json
 
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SUFFIXES = (".json", ".jsonl", ".ndjson")
-_MOST_BYTES = 1 << 29  # json takes many times its size in memory
-_START = 1 << 20  # bytes in which a large file must show what it is
+_MARK = b'"hidden_states"'
+# What is parsed takes many times its bytes in memory, and a second for every million numbers.
+_MOST_BYTES = 1 << 28
+_MOST_NUMBERS = 1 << 24  # and all else that stands behind a comma
+_MOST_PARTS = 1 << 22  # lists, objects and texts
 _TEXTS = {"text": "the answer's text", "prompt": "the prompt"}
 _IDS = {
     "input_ids": "the prompt's ids",
@@ -34,24 +38,20 @@ _IDS = {
 
 def read(path: Path, told: Told) -> Holding | None:
     """The answers in a file; None where it holds no hidden states of SGLang's."""
-    if path.suffix.lower() not in _SUFFIXES or not path.is_file():
+    if path.suffix.lower() not in _SUFFIXES or not is_file(path):
         return None
     with path.open("rb") as file:
-        start = file.read(_START)
-    if path.stat().st_size > _MOST_BYTES:
-        if b"hidden_states" not in start:
-            return None
-        raise StatesError(
-            f"{path.name} has more than {_MOST_BYTES >> 20} MB of json.", "Split it into answers."
-        )
-    documents = _documents(path)
-    if documents is None:
-        if b"hidden_states" not in start:
-            return None
-        raise StatesError(f"{path.name} is not json from end to end.", "It is cut short; save it again.")
-    notes: list[str] = []
+        raw = file.read(_MOST_BYTES + 1)
+    if _MARK not in raw:
+        return None
+    parts = sum(map(raw.count, (b"[", b"{", b'"')))
+    if len(raw) > _MOST_BYTES or parts > _MOST_PARTS or raw.count(b",") > _MOST_NUMBERS:
+        raise StatesError(f"{shown(path.name)} holds too much json at once.", "Split it into answers.")
+    notes: dict[str, None] = {}  # each once
     pieces = tuple(
-        piece for row, one in enumerate(documents) for piece in _pieces(path, row, one, told, notes)
+        piece
+        for row, document in enumerate(_documents(path, raw))
+        for piece in _pieces(f"{path.name}, answer {row}", document, told, notes)
     )
     if not pieces:
         return None
@@ -59,28 +59,32 @@ def read(path: Path, told: Told) -> Holding | None:
         f"{len(pieces)} answers of an SGLang server in json, known by the hidden states in them, which are "
         "taken after the last norm."
     )
-    return Holding((path,), "SGLang hidden states", about, pieces, tuple(dict.fromkeys(notes)))
+    return Holding((path,), "SGLang hidden states", about, pieces, tuple(notes))
 
 
-def _documents(path: Path) -> list[Any] | None:
-    """The json objects in a file: one, a list of them, or one a line; None where it is no json."""
-    raw = path.read_bytes()
+def _documents(path: Path, raw: bytes) -> Iterator[Any]:
+    """The json objects in a file: one, a list of them, or one a line."""
     try:
-        found = parse_json(raw)
-        return found if isinstance(found, list) else [found]
-    except (ValueError, UnicodeDecodeError):
-        pass
-    try:
-        return [parse_json(line) for line in raw.splitlines() if line.strip()]
-    except (ValueError, UnicodeDecodeError):
-        return None
+        whole = parse_json(raw)
+    except ValueError:
+        whole = None
+    if whole is not None:
+        yield from whole if isinstance(whole, list) else [whole]
+        return
+    for line in filter(bytes.strip, raw.splitlines()):
+        try:
+            yield parse_json(line)
+        except ValueError as error:
+            raise StatesError(
+                f"{shown(path.name)} is not json from end to end.",
+                "It is cut short or damaged; save it again.",
+            ) from error
 
 
-def _pieces(path: Path, row: int, document: Any, told: Told, notes: list[str]) -> Iterator[Piece]:
+def _pieces(name: str, document: Any, told: Told, notes: dict[str, None]) -> Iterator[Piece]:
     if not isinstance(document, dict):
         return
     meta, choices = document.get("meta_info"), document.get("choices")
-    name = f"{path.name}, answer {row}"
     if isinstance(meta, dict) and isinstance(meta.get("hidden_states"), list):
         yield _generated(name, document, meta, told, notes)
     for choice in choices if isinstance(choices, list) else ():
@@ -89,13 +93,13 @@ def _pieces(path: Path, row: int, document: Any, told: Told, notes: list[str]) -
 
 
 def _generated(
-    name: str, document: dict[str, Any], meta: dict[str, Any], told: Told, notes: list[str]
+    name: str, document: dict[str, Any], meta: dict[str, Any], told: Told, notes: dict[str, None]
 ) -> Piece:
     """An answer of ``/generate``."""
     held = meta["hidden_states"]
     clear = tuple(_clear(name, document, meta, told))
     if not held:
-        notes.append("An answer came wholly from the server's cache, without states.")
+        notes["An answer came wholly from the server's cache, without states."] = None
         return Piece(name, 0, clear=clear)
     if not isinstance(held[0], list):  # the last position alone was asked for
         numbers = _tensor(name, [held], told)
@@ -108,7 +112,7 @@ def _generated(
     cached = meta.get("cached_tokens", 0)
     start = cached if type(cached) is int and 0 <= cached < 1 << 31 else None
     if start:
-        notes.append("Tokens that were in the server's cache are missing from the front of some answers.")
+        notes["Tokens that were in the server's cache are missing from the front of some answers."] = None
     return Piece(name, len(numbers), start, (_final(numbers, "all"),), clear)
 
 
@@ -143,7 +147,9 @@ def _clear(name: str, document: dict[str, Any], meta: dict[str, Any], told: Told
 def _ids(name: str, given: list[Any], told: Told) -> tuple[int, ...]:
     highest = (1 << 24) if told.sizes is None else told.sizes.vocab_size
     if not all(type(one) is int and 0 <= one < highest for one in given):
-        raise StatesError(f"{name} has token ids that are none.", f"They are whole numbers below {highest}.")
+        raise StatesError(
+            f"{shown(name)} has token ids that are none.", f"They are whole numbers below {highest}."
+        )
     return tuple(given)
 
 
@@ -152,15 +158,18 @@ def _tensor(name: str, rows: list[Any], told: Told) -> Tensor:
         numbers = torch.tensor(rows, dtype=torch.float32)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise StatesError(
-            f"{name} has hidden states that are no table of numbers: {first_line(error)}.", "Save it again."
+            f"{shown(name)} has hidden states that are no table of numbers: {first_line(error)}.",
+            "Save it again.",
         ) from error
     if numbers.ndim != 2 or not numbers.numel():
         raise StatesError(
-            f"{name} has hidden states of shape {tuple(numbers.shape)}.", "Give tokens x d_model."
+            f"{shown(name)} has hidden states of shape {tuple(numbers.shape)}.", "Give tokens x d_model."
         )
+    if not numbers.isfinite().all():
+        raise StatesError(f"{shown(name)} has hidden states that are not finite.", "Save it again.")
     if told.sizes is not None and numbers.shape[1] != told.sizes.d_model:
         raise StatesError(
-            f"{name} has states of {numbers.shape[1]} numbers; the model has {told.sizes.d_model}.",
+            f"{shown(name)} has states of {numbers.shape[1]} numbers; the model has {told.sizes.d_model}.",
             "Name the model that made them; layers side by side, as drafts take them, are not read.",
         )
     return numbers

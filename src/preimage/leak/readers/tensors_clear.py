@@ -1,129 +1,84 @@
-"""Token ids and text beside states: in tensors, in a header, and in a file of the same stem."""
+"""Token ids and text beside states: in tensors, in what stands beside them, and in files of the same stem."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from torch import Tensor
-
-from preimage.errors import StatesError, shown
+from preimage.errors import shown
 from preimage.leak.holdings import Clear, Told
-from preimage.leak.readers.tensors_source import Named, Source
-from preimage.storage.files import parse_json
+from preimage.leak.readers.plain_text import ID_NAMES, TEXT_NAMES, checked_ids, clear_in, parsed, read
+from preimage.leak.readers.raw import is_file
+from preimage.leak.readers.tensors_source import Source, last_part
 
-ID_NAMES = ("input_ids", "prompt_token_ids", "token_ids", "tokens", "output_ids", "ids")
-_TEXT_NAMES = ("prompt", "text", "prompt_text", "input", "input_text", "content", "instruction", "question")
-_BESIDE = (".json", ".jsonl", ".txt")
-_MOST_BYTES = 1 << 26  # of a file beside; more is not a prompt
-_MOST_IDS = 1 << 24
-
-
-def last_part(name: str) -> str:
-    """The part of a dotted name that says what it is."""
-    return name.replace("/", ".").rsplit(".", 1)[-1].lower()
+_ROWS = (".json", ".jsonl")
+_MOST_IDS = 1 << 22  # that are read of a file: in Python each takes many times its place in it
+_MOST_TEXT = 1 << 22  # bytes of a text beside; more is not a prompt
 
 
-def id_tensors(source: Source) -> dict[str, Named]:
-    """Tensors of whole numbers by a name that says ids."""
-    return {
-        name: one
-        for name, one in source.tensors.items()
-        if one.whole and last_part(name) in ID_NAMES and len(one.shape) <= 2
+def ids_of_rows(source: Source, told: Told, notes: list[str]) -> dict[str, list[tuple[int, ...]]]:
+    """Of every tensor of whole numbers by a name that says ids: the ids of every prompt, padding included."""
+    found, left = {}, _MOST_IDS
+    for name, entry in source.entries.items():
+        if not entry.whole or last_part(name) not in ID_NAMES or len(entry.shape) not in (1, 2):
+            continue
+        if 0 in entry.shape:
+            continue
+        width = entry.shape[-1]
+        held = entry.shape[0] if len(entry.shape) == 2 else 1
+        kept = min(left // width, held)
+        if kept < held:
+            notes.append(f"{shown(name)} has the ids of {held:,} prompts, of which {kept:,} were read.")
+        if not kept:
+            continue
+        left -= kept * width
+        read = source.rows(name, 0, kept) if len(entry.shape) == 2 else source.all(name)[None]
+        rows = read.tolist()
+        for row in rows:
+            checked_ids(f"{shown(name)} in {shown(source.path.name)}", row, told)
+        found[name] = [tuple(row) for row in rows]
+    return found
+
+
+def in_the_file(source: Source, told: Told, notes: list[str]) -> Iterator[Clear]:
+    """Text and ids that stand beside the tensors: in a header, in a dict, as arrays of text."""
+    plain = {
+        last_part(name): parsed(value.encode(errors="replace"))
+        if last_part(name) in ID_NAMES and isinstance(value, str)
+        else value
+        for name, value in source.about.items()
     }
+    known = {name: value for name, value in plain.items() if name in (*ID_NAMES, *TEXT_NAMES)}
+    yield from clear_in("beside the tensors", known, told, notes)
 
 
-def ids_of_rows(path: Path, name: str, one: Named, told: Told) -> list[tuple[int, ...]]:
-    """The ids in a tensor, of every prompt."""
-    if not all(one.shape) or one.shape[0] * (one.shape[1] if len(one.shape) > 1 else 1) > _MOST_IDS:
-        return []
-    table: Tensor = one.all()
-    rows = table.tolist() if table.ndim == 2 else [table.tolist()]
-    highest = _MOST_IDS if told.sizes is None else told.sizes.vocab_size
-    lowest, most = min(map(min, rows)), max(map(max, rows))
-    if lowest < -200 or most >= highest:  # -100 and -1 are common for what is not to be learned
-        raise StatesError(
-            f"{shown(name)} in {path.name} has ids from {lowest} to {most}; the vocabulary ends at "
-            f"{highest - 1}.",
-            "Name the model whose tokens they are.",
-        )
-    return [tuple(row) for row in rows]
-
-
-def of_header(about: Iterable[tuple[str, str]], told: Told) -> Iterator[Clear]:
-    """Text and ids in the header of a safetensors file."""
-    for name, value in about:
-        where = f"the header, {shown(name)}"
-        if last_part(name) in ID_NAMES:
-            found = _ids_in(_parsed(value), told)
-            if found:
-                yield Clear(where, token_ids=found)
-        elif last_part(name) in _TEXT_NAMES and value:
-            yield Clear(where, text=value)
-
-
-def beside(path: Path, told: Told) -> tuple[list[Clear], list[Path], list[str]]:
-    """Text and ids in files of the same stem, those files, and notes."""
+def beside(path: Path, told: Told, notes: list[str]) -> tuple[list[Clear], list[Path]]:
+    """Text and ids in files of the same stem, and those files."""
     clear: list[Clear] = []
     paths: list[Path] = []
-    notes: list[str] = []
-    for suffix in _BESIDE:
+    for suffix in (*_ROWS, ".txt"):
         other = path.with_suffix(suffix)
-        if other == path or not other.is_file():
+        if other == path or not is_file(other) or other.is_symlink():
             continue
-        if other.stat().st_size > _MOST_BYTES:
-            notes.append(f"{shown(other.name)} lies beside, too large for a prompt; it was not read.")
-            continue
-        found = list(_in_file(other, told))
+        where = f"the file {shown(other.name)}"
+        found = _text(other, where) if suffix == ".txt" else _in_rows(other, where, told, notes)
         if found:
             clear.extend(found)
             paths.append(other)
-    return clear, paths, notes
+    return clear, paths
 
 
-def _in_file(path: Path, told: Told) -> Iterator[Clear]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError):
-        return
-    where = f"the file {shown(path.name)}"
-    if path.suffix == ".txt":
-        if text.strip():
-            yield Clear(where, text=text)
-        return
-    parsed = [_parsed(text)] if path.suffix == ".json" else [_parsed(line) for line in text.splitlines()]
-    for document in parsed:
-        for one in document if isinstance(document, list) else [document]:
-            if isinstance(one, dict):
-                yield from _in_document(where, one, told)
+def _in_rows(path: Path, where: str, told: Told, notes: list[str]) -> list[Clear]:
+    holding = read(path, told)
+    if holding is None:
+        return []
+    notes.extend(holding.notes)
+    found = [one for piece in holding.pieces for one in piece.clear]
+    return [Clear(f"{where}, {one.where}", one.token_ids, one.text) for one in found]
 
 
-def _in_document(where: str, document: dict[str, Any], told: Told) -> Iterator[Clear]:
-    for name, value in document.items():
-        if name.lower() in _TEXT_NAMES and isinstance(value, str) and value:
-            yield Clear(f"{where}, {shown(name)}", text=value)
-        elif name.lower() in ID_NAMES:
-            found = _ids_in(value, told)
-            if found:
-                yield Clear(f"{where}, {shown(name)}", token_ids=found)
-        elif name.lower() in ("messages", "conversations") and isinstance(value, list):
-            said = [one.get("content", one.get("value")) for one in value if isinstance(one, dict)]
-            text = "\n".join(one for one in said if isinstance(one, str))
-            if text:
-                yield Clear(f"{where}, {shown(name)}", text=text)
-
-
-def _ids_in(value: Any, told: Told) -> tuple[int, ...] | None:
-    highest = _MOST_IDS if told.sizes is None else told.sizes.vocab_size
-    flat = value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list) else value
-    if not isinstance(flat, list) or not flat or not all(type(one) is int for one in flat):
-        return None
-    return tuple(flat) if all(0 <= one < highest for one in flat) else None
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return parse_json(text)
-    except ValueError:
-        return None
+def _text(path: Path, where: str) -> list[Clear]:
+    if path.stat().st_size > _MOST_TEXT:
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return [Clear(where, text=text)] if text.strip() else []

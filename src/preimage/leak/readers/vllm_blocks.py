@@ -25,6 +25,7 @@ _RANK = re.compile(r"(.+)_r([0-9]{1,6})", re.DOTALL)
 _LAYER = re.compile(r"\.([0-9]{1,5})\.")
 _LARGEST_CONFIG = 1 << 20
 _MOST = 1 << 20  # tokens a block, or blocks a file: more is nonsense
+_SHAPE = "A block does not say its shape: name the model, so that keys and values can be read."
 _DTYPES = {
     "float32": "float32",
     "bfloat16": "bf16",
@@ -37,6 +38,7 @@ _DTYPES = {
 _ORDERS = {
     "LBNHC": "LBNH2C",
     "LBHNC": "LBHN2C",
+    "LHBNC": "LHBN2C",
     "BLNHC": "BLNH2C",
     "BLHNC": "BLHN2C",
     "BHLNC": "BHLN2C",
@@ -68,20 +70,18 @@ def read(path: Path, told: Told) -> Holding | None:
     config = _config(path)
     model = "a model" if config is None else f"the model {shown(config.model)}"
     about = (
-        f"Keys and values of {model}, written by vLLM's file tier as raw numbers; known by its name, a digest "
-        "of the token ids up to its end."
+        f"Keys and values of {model}, written by vLLM's file tier as raw numbers; known by its name, a "
+        "digest of the token ids up to its end."
     )
     notes = ["The name is computed from the token ids: whoever guesses them can check them with it."]
     page = told.page if config is None else config.page
     scheme = "vllm-sha256" if len(match[1]) == 64 else "vllm-xxhash"
     block = BlockName(scheme, bytes.fromhex(match[1]), page)
-    left = config.unread if config is not None else None
-    if left is None and told.sizes is None:
-        left = "A block does not say its shape: name the model, so that keys and values can be read."
-    if left is not None or told.sizes is None:
+    unread = _unread(config, told)
+    if unread is not None or told.sizes is None:
         tokens = None if config is None else config.tokens_a_block * config.blocks
         piece = Piece(path.name, tokens, None, block=block)
-        return Holding((path,), KIND, about, (piece,), (*notes, left or ""))
+        return Holding((path,), KIND, about, (piece,), (*notes, unread or _SHAPE))
     pages = _pages(path, config, told, told.sizes)
     notes += scale_note(pages.kind, told.scale)
     notes.append("One worker is assumed, or one layout for all: the file does not say how many wrote it.")
@@ -90,10 +90,29 @@ def read(path: Path, told: Told) -> Holding | None:
     return Holding((path,), KIND, about, (piece,), tuple(notes))
 
 
+def _unread(config: _Config | None, told: Told) -> str | None:
+    """Why nothing but the name can be used, in words; None: all that is needed was said somewhere."""
+    if config is not None and config.unread is not None:
+        return config.unread
+    if told.sizes is None:
+        return _SHAPE
+    missing = []
+    if config is None and told.page is None:
+        missing.append("page, the tokens it holds (vLLM's blocks have 16 by default)")
+    if config is None and told.stored is None:
+        missing.append(f"stored, the type of its numbers ({', '.join(sorted({*_DTYPES.values()}))})")
+    if told.order is None and (config is None or config.canonical is None):
+        missing.append(f"order, that of its axes (often NHD; or HND, {', '.join(_ORDERS)})")
+    return f"Its numbers were not read. Say {'; '.join(missing)}." if missing else None
+
+
 def _in_its_place(path: Path, digest: str) -> bool:
     """Whether the folders above, if they look like a tier's, are those of this digest."""
-    group = _GROUP.fullmatch(path.absolute().parent.name)
-    return group is None or (group[1] == digest[3:5] and path.absolute().parent.parent.name == digest[:3])
+    folder = path.absolute().parent
+    group = _GROUP.fullmatch(folder.name)
+    if group is None:
+        return len(digest) == 64  # by itself, 32 digits may be anybody's
+    return group[1] == digest[3:5] and folder.parent.name == digest[:3]
 
 
 def _config(path: Path) -> _Config | None:
@@ -163,10 +182,7 @@ def _pages(path: Path, config: _Config | None, told: Told, sizes: Sizes) -> RawP
         )
     tokens = told.page if config is None else config.tokens_a_block
     if tokens is None or not 0 < tokens <= _MOST:
-        raise StatesError(
-            f"{shown(path.name)} does not say how many tokens it holds.",
-            "Give the tokens a page (vLLM's blocks have 16 by default), or the file in its folder.",
-        )
+        raise StatesError(f"A page of {tokens} tokens is not known.", "Give 16, or what the server had.")
     counts = {
         "L": sizes.n_layers,
         "B": 1 if config is None else config.blocks,
@@ -186,9 +202,9 @@ def _kind(path: Path, config: _Config | None, told: Told) -> str:
     said = told.stored if config is None else config.dtype
     kind = _DTYPES.get(said or "", said or "")
     if kind not in _DTYPES.values():
-        what = "does not say the type of its numbers" if said is None else f"holds {shown(said)}: not read"
         raise StatesError(
-            f"{shown(path.name)} {what}.", f"Say it with stored: {', '.join(set(_DTYPES.values()))}."
+            f"{shown(path.name)} holds {shown(str(said))}, which is not read.",
+            f"Those of {', '.join(sorted({*_DTYPES.values()}))} are.",
         )
     if told.stored not in (None, stored_name(kind)):
         raise StatesError(
@@ -205,10 +221,9 @@ def _order(path: Path, config: _Config | None, told: Told) -> str:
         said = config.canonical.partition("-")[2]
     name = _ALIASES.get((said or "").upper(), (said or "").upper())
     if name not in _ORDERS:
-        what = "does not say the order of its axes" if said is None else f"has no order {shown(said)}"
         raise StatesError(
-            f"{shown(path.name)} {what}.",
-            f"Say it with order: NHD (vLLM's default), HND, or one of {', '.join(_ORDERS)}.",
+            f"{shown(path.name)} has no order {shown(str(said))}.",
+            f"Use NHD, HND, or one of {', '.join(_ORDERS)}.",
         )
     return _ORDERS[name]
 

@@ -1,0 +1,226 @@
+"""The page of an audit of what leaks: the verdict, the table, how it was found, what was not tried."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from preimage.figures.leak import defence_figure, leak_map
+from preimage.leak.result import FilesAudit, LeakAudit, LeakCell
+from preimage.leak.verdict import READ, SAFE, Verdict, curves, judge, judge_files
+from preimage.report.page import Page, Section
+from preimage.report.parts import (
+    Bullets,
+    Cell,
+    Column,
+    Details,
+    Facts,
+    Figure,
+    Notice,
+    Paragraph,
+    Part,
+    Preformatted,
+    Table,
+    Tone,
+)
+
+_TEXTS = 200  # prompts of files whose text is shown
+_COSTS = (
+    "exposure",
+    "layer",
+    "read whole",
+    "verified",
+    "tokens read",
+    "sure and right",
+    "passes",
+    "s a prompt",
+)
+Record = Mapping[str, Any]
+
+
+def leak_page(audit: LeakAudit, record: Record, command: str = "") -> Page:
+    """The page of an audit of prompts. ``record``: who made it (:func:`preimage.storage.record`)."""
+    verdict = judge(audit)
+    model = audit.model
+    subtitle = (
+        f"{model['name']}, {model['dtype']}, {audit.prompts} prompts of {_lengths(audit.lengths)} tokens "
+        f"({audit.source}), layers {', '.join(map(str, audit.layers))}"
+    )
+    sections = [
+        Section("Verdict", [_notice(verdict), Bullets(verdict.findings)]),
+        Section("What can be read", _table(audit)),
+    ]
+    defended = list(dict.fromkeys(family for family, _, _ in curves(audit)))
+    if defended:
+        sections.append(Section("Defences and their price", [_curve(audit, family) for family in defended]))
+    sections += [
+        Section("What to do", [Bullets(verdict.advice)]),
+        Section("How it was found", _method(audit)),
+        Section("What was not tried", [Bullets(verdict.not_tried)]),
+        Section("The prompts", [_samples(audit)]),
+        Section("Where this comes from", _provenance(model, record, command, audit.options)),
+    ]
+    return Page(f"What leaks from {model['name']}", subtitle, sections)
+
+
+def files_page(audit: FilesAudit, record: Record, command: str = "") -> Page:
+    """The page of an audit of files."""
+    verdict = judge_files(audit)
+    by = f", read with {audit.model['name']}" if audit.model else ", read without a model"
+    kinds = Table(
+        columns=["what it is", Column("files", numeric=True), Column("prompts or pages", numeric=True),
+                 Column("in the clear", numeric=True), "how it was recognised"],
+        rows=[
+            [kind.kind, str(kind.files), str(kind.pieces),
+             Cell(str(kind.clear), "bad" if kind.clear else "plain"), kind.about]
+            for kind in audit.kinds
+        ],
+        caption="Files by what wrote them",
+    )  # fmt: skip
+    notes = [f"{kind.kind}: {note}" for kind in audit.kinds for note in kind.notes]
+    prompts: list[Part] = [
+        Details(
+            f"{one.name}: {one.status}, {one.how}",
+            [
+                Preformatted(one.text if one.text is not None else " ".join(map(str, one.token_ids))),
+                Facts([("kind", one.kind), ("proof", one.proof), ("tokens", str(len(one.token_ids))),
+                       ("seconds", f"{one.seconds:.2f}")]),
+            ],
+        )
+        for one in audit.prompts[:_TEXTS]
+    ]  # fmt: skip
+    if audit.total > _TEXTS:
+        prompts.append(Paragraph(f"{audit.total - _TEXTS} more are in prompts.parquet."))
+    sections = [
+        Section("Verdict", [_notice(verdict), Bullets(verdict.findings[: len(audit.kinds)])]),
+        Section("What the files are", [kinds, *([Bullets(notes)] if notes else [])]),
+        Section("The prompts in them", prompts or [Paragraph("None was read.")]),
+        Section("What to do", [Bullets(verdict.advice)]),
+        Section("What was not read, or not tried", [Bullets(verdict.not_tried or ("Nothing.",))]),
+        Section("Where this comes from", _provenance(audit.model, record, command, {})),
+    ]
+    return Page("What these files give away", f"{', '.join(audit.paths)[:200]}{by}", sections)
+
+
+def _notice(verdict: Verdict) -> Notice:
+    tone: Tone = "bad" if verdict.tone == "bad" else "warn" if verdict.tone == "warn" else "good"
+    return Notice(verdict.headline, "", tone)
+
+
+def _table(audit: LeakAudit) -> list[Part]:
+    rows: list[Sequence[str | Cell]] = []
+    for exposure in audit.exposures:
+        cells = [audit.at(exposure, layer) for layer in audit.layers]
+        rows.append([exposure, *(_cell(cell) for cell in cells)])
+    about = dict.fromkeys((cell.exposure, cell.about) for cell in audit.cells)
+    costs = Table(
+        columns=[_COSTS[0], *(Column(name, numeric=True) for name in _COSTS[1:])],
+        rows=[_cost(cell) for cell in audit.cells],
+        caption="Every cell: shares of prompts read whole and of those verified against the states, what a "
+        "reading that is at least 99 % sure is right in, and what it cost",
+    )
+    return [
+        Table(
+            columns=["seen", *(Column(f"layer {layer}", numeric=True) for layer in audit.layers)],
+            rows=rows,
+            caption="Share of tokens read; below it the share of prompts read whole. Guessing the next token "
+            f"from the true words before it, without any state, gives {audit.baseline:.1%}.",
+        ),
+        Details("What the names of the rows mean", [Facts([*about])]),
+        Figure(leak_map(audit), _map_in_words(audit), "The same as a map."),
+        Details("Confidence, verification and cost of every cell", [costs]),
+    ]
+
+
+def _cell(cell: LeakCell | None) -> Cell:
+    if cell is None:
+        return Cell("–", note="the layer has none")
+    if not cell.tried:
+        return Cell("not tried")
+    tone: Tone = "bad" if cell.tokens >= READ else "warn" if cell.tokens > SAFE else "good"
+    tried = f", {cell.tried} tried" if cell.untried else ""
+    return Cell(f"{cell.tokens:.1%}", tone, f"{cell.exact:.0%} whole{tried}")
+
+
+def _cost(cell: LeakCell) -> list[str]:
+    return [
+        cell.exposure, str(cell.layer), f"{cell.exact:.0%}", f"{cell.verified:.0%}", f"{cell.tokens:.1%}",
+        f"{cell.sure_right:.1%}", f"{cell.passes:.1f}", f"{cell.seconds_a_prompt:.2f}",
+    ]  # fmt: skip
+
+
+def _map_in_words(audit: LeakAudit) -> str:
+    return "Share of tokens read, layers from left to right. " + " ".join(
+        f"{exposure}: "
+        + ", ".join(f"{cell.tokens:.0%}" for layer in audit.layers if (cell := audit.at(exposure, layer)))
+        + "."
+        for exposure in audit.exposures
+    )
+
+
+def _curve(audit: LeakAudit, family: str) -> Figure:
+    words = []
+    for layer in audit.layers:
+        points = [
+            f"{cell.exposure.partition(':')[2]}: {cell.tokens:.0%}" for cell in audit.curve(family, layer)
+        ]
+        if points:
+            words.append(f"Layer {layer}, tokens read by strength: {', '.join(points)}.")
+    caption = "Solid: tokens read. Dashed: positions at which the model, going on with these states, has "
+    caption += "another likeliest next token."
+    if family == "noise" and audit.margins:
+        caption += (
+            " Dotted: positions at which the noise is shorter than D/2, so that no noise of that length can "
+            "hide the token."
+        )
+    return Figure(defence_figure(audit, family), " ".join(words), caption)
+
+
+def _method(audit: LeakAudit) -> list[Part]:
+    options = audit.options
+    return [
+        Paragraph(
+            "Each prompt was run through the model, its states at a layer were exposed in one of the ways of "
+            "the table, and read back by preimage's inverter, which had the model, the layer and the kind of "
+            "exposure, and neither the prompt nor any secret (noise, order, rotation). A reading counts "
+            "where its token ids are the prompt's, token by token; it is verified where a pass over the "
+            "recovered prompt gives the very states."
+        ),
+        Paragraph(
+            f"Time: at most {options['cell_seconds']:g} s a cell; one vector was searched for "
+            f"{options['search_seconds']:g} s a prompt, {options['searched']} prompts a cell. Seed of noise "
+            f"and secrets: {options['seed']}."
+        ),
+    ]
+
+
+def _samples(audit: LeakAudit) -> Details:
+    return Details(
+        f"The first {len(audit.samples)} of {audit.prompts}", [Preformatted(one) for one in audit.samples]
+    )
+
+
+def _provenance(
+    model: Mapping[str, Any] | None, record: Record, command: str, options: Mapping[str, Any]
+) -> list[Part]:
+    facts = [("model", f"{model['name']}, {model['architecture']}, {model['dtype']}")] if model else []
+    if model:
+        facts.append(("weights", f"sha256 {model['weight_hash']}"))
+    facts += [(name, _flat(value)) for name, value in record.items() if name != "command" and value]
+    parts: list[Part] = [Facts(facts)]
+    if command:
+        parts.append(Preformatted(command, "The command"))
+    if options:
+        parts.append(Details("Options", [Facts([(name, _flat(value)) for name, value in options.items()])]))
+    return parts
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {part}" for name, part in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _lengths(lengths: tuple[int, int]) -> str:
+    low, high = lengths
+    return str(low) if low == high else f"{low} to {high}"

@@ -1,0 +1,140 @@
+"""``measure_leak`` on small models: every exposure is read or honestly not, kept, continued and put into words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from preimage.errors import OptionError, PromptError, RunFolderError
+from preimage.leak import LeakAudit, judge, measure_leak
+from preimage.leak.audit import default_layers
+from preimage.leak.result import LeakCell, PromptRead, Utility
+from preimage.leak.utility import measure_utility
+from preimage.leak.verdict import break_even
+from support.refusing import refused
+from support.tiny import tiny
+
+PROMPTS = [[7, 3, 9, 4, 11], [5, 5, 2, 30, 1], [12, 8, 3]]
+EXPOSURES = (
+    "float32", "bf16", "int8", "int4", "keys", "values:bf16", "noise:1", "cut:75", "every:2", "permuted",
+    "rotated", "shuffled", "last", "mean",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def audit() -> LeakAudit:
+    return measure_leak(tiny("llama"), PROMPTS, [1, 2, "final"], exposures=EXPOSURES, search_seconds=1.0)
+
+
+def test_every_layer_has_the_cells_it_can_have(audit: LeakAudit) -> None:
+    assert audit.exposures == EXPOSURES
+    assert audit.layers == (1, 2, "final")
+    assert audit.at("keys", "final") is None
+    assert len(audit.cells) == 3 * len(EXPOSURES) - 2
+
+
+@pytest.mark.parametrize("spec", ["float32", "keys"])
+def test_exact_states_are_read_and_verified(audit: LeakAudit, spec: str) -> None:
+    for layer in (1, 2):
+        cell = audit.at(spec, layer)
+        assert cell is not None
+        assert (cell.exact, cell.verified, cell.tokens, cell.tried) == (1.0, 1.0, 1.0, 3)
+
+
+def test_nothing_is_wrongly_recovered_and_all_are_accounted_for(audit: LeakAudit) -> None:
+    for cell in audit.cells:
+        assert cell.wrong == 0
+        assert cell.tried + cell.untried == 3
+        assert bool(cell.why) == bool(cell.untried)
+        assert 0 <= cell.exact <= 1
+        assert 0 <= cell.tokens <= 1
+
+
+def test_results_are_saved_and_read_again(audit: LeakAudit, tmp_path: Path) -> None:
+    audit.save(tmp_path / "leak.json")
+    again = LeakAudit.load(tmp_path / "leak.json")
+    assert again.to_dict() == audit.to_dict()
+    assert "<td>100%" in audit._repr_html_()
+
+
+def test_a_run_is_continued_and_finished_cells_are_not_done_again(tmp_path: Path) -> None:
+    model = tiny("llama")
+    seen: list[str] = []
+
+    def stop(done: int, total: int, note: str) -> None:
+        seen.append(note)
+        if note == "cells read" and done == 2:
+            raise KeyboardInterrupt
+
+    def run(**more: object) -> LeakAudit:
+        return measure_leak(model, PROMPTS, [1], exposures=EXPOSURES[:4], out=tmp_path / "run", **more)  # type: ignore[arg-type]
+
+    with pytest.raises(KeyboardInterrupt):
+        run(progress=stop)
+    whole = run()
+    times = replace(whole, cells=())
+    assert times.prompts == 3
+    before = model.forward_tokens
+    assert run() == whole
+    assert model.forward_tokens == before
+    assert (tmp_path / "run" / "cells.parquet").exists()
+    refused(RunFolderError, lambda: run(seed=3))
+
+
+def test_what_cannot_be_is_refused() -> None:
+    model = tiny("llama")
+    refused(PromptError, lambda: measure_leak(model, []))
+    refused(OptionError, lambda: measure_leak(model, PROMPTS, ["final"], exposures=("keys",)))
+
+
+def test_the_layers_of_the_default_model() -> None:
+    assert default_layers(30) == (1, 8, 15, 22, 30, "final")
+    assert default_layers(1) == (1, "final")
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize("layer", [0, 1, "final"])
+def test_utility_is_that_of_the_models_own_logits(name: str, layer: int | str) -> None:
+    """Unchanged states lose nothing; changed ones what plain transformers says (N10's logits)."""
+    model = tiny(name)
+    ids = torch.tensor([[7, 3, 9, 4], [5, 5, 2, 1]])
+    with torch.inference_mode():
+        plain = model.module(input_ids=ids).logits.float()
+    states = model.states(ids, (layer,))[layer]
+    assert torch.allclose(model.logits_from(states, layer).float(), plain, atol=1e-4)
+    same = measure_utility(model, ids.tolist(), layer, list(states), list(states))
+    assert (same.kl, same.top1_changed, same.perplexity) == (0.0, 0.0, same.perplexity_before)
+    loss = torch.nn.functional.cross_entropy(plain[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert same.perplexity_before == pytest.approx(float(loss.exp()), rel=1e-3)
+    other = measure_utility(model, ids.tolist(), layer, list(states), list(states.flip(0)))
+    assert other.kl > 0
+
+
+def cell(spec: str, tokens: int, untried: int = 0, changed: float = 0.9) -> LeakCell:
+    read = PromptRead("likely", 10, tokens, tokens == 10, 0, 0, 0.5, 0.1, 30)
+    return LeakCell(
+        spec, spec, 3, (read,), untried, "time" if untried else "", 0.0, 0.1, Utility(1.0, changed, 9.0, 3.0)
+    )
+
+
+def test_the_verdict_says_what_the_table_says(audit: LeakAudit) -> None:
+    verdict = judge(audit)
+    assert verdict.tone == "bad"
+    assert "Every one of the 3 prompts" in verdict.headline
+    noisy = replace(audit, cells=(cell("noise:5", 9), cell("noise:50", 6), cell("noise:500", 1)))
+    verdict = judge(noisy)
+    assert "less than half of the tokens are read from noise:500 on (10.0%)" in " ".join(verdict.findings)
+    assert any("destroys what the states are for" in line for line in verdict.advice)
+    safe = judge(replace(audit, cells=(cell("last", 0),)))
+    assert safe.tone == "good"
+    assert "no proof" in " ".join(safe.advice)
+
+
+def test_settings_that_were_cut_short_are_no_evidence_of_safety() -> None:
+    curve = (cell("noise:5", 9), cell("noise:50", 1, untried=2), cell("noise:500", 2))
+    found = break_even(curve)
+    assert found is not None
+    assert found.exposure == "noise:500"
