@@ -14,6 +14,7 @@ ROOMS = (
     "figures",
     "geometry",
     "inversion",
+    "leak",
     "models",
     "states",
     "theory",

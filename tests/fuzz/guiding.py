@@ -38,6 +38,10 @@ def guide(one: Search, seed: int) -> None:
     with tempfile.TemporaryDirectory() as corpus:
         for number, data in enumerate(seeds):
             (Path(corpus) / str(number)).write_bytes(data)
-        atheris.Setup(["fuzz", f"-seed={seed + 1}", *LIBFUZZER, corpus], try_case, custom_mutator=mutate)
+        atheris.Setup(
+            ["fuzz", f"-seed={seed + 1}", *LIBFUZZER, f"-artifact_prefix={corpus}/", corpus],
+            try_case,
+            custom_mutator=mutate,
+        )
         atheris.Fuzz()
     sys.exit("atheris has returned")

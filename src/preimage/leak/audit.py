@@ -224,8 +224,8 @@ class _Audit:
     def _read(
         self, seen: list[Tensor], layer: Layer, exposure: Exposure, told: Observation
     ) -> list[Inversion]:
-        options = self._options
-        seconds = options.search_seconds if exposure.one_vector else options.cell_seconds / 4
+        options = self._options  # prompts that are read together share the clock: each may take all of it
+        seconds = options.search_seconds if exposure.one_vector else options.cell_seconds
 
         def watch(done: int, total: int, note: str) -> None:
             self._progress(self._done, self._total, f"{exposure.spec}, layer {layer}: {note} {done}/{total}")

@@ -289,8 +289,7 @@ class _Reading:
 
 def _lowest(piece: Piece) -> Seen | None:
     """The place of a piece that is easiest to read: whole states of the lowest layer, else of a cache."""
-    known = [seen for seen in piece.seen if seen.layer != "unknown"]
-    return min(known, key=_ease, default=None)
+    return min(piece.seen, key=_ease, default=None)
 
 
 def _ease(seen: Seen) -> tuple[int, float]:
