@@ -1,4 +1,4 @@
-"""``measure_leak`` on small models: every exposure is read or honestly not, kept, continued and put into words."""
+"""``measure_leak`` on small models: exposures are read or honestly not, kept, continued, put into words."""
 
 from __future__ import annotations
 
