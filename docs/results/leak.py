@@ -1,6 +1,6 @@
 """What leaks, measured in several processes that share a device; one LeakAudit into a file.
 
-    python docs/results/leak.py OUT.json [--model smollm2] [--layers 1,15,30] [--defences] [--count 50]
+    python docs/results/leak.py OUT.json [--model smollm2] [--layers 1,15,30] [--defences] [--exposures …] [--count 50]
         [--length 32] [--device cuda] [--processes 6] [--margins 8] [--cell-seconds 60]
 
 The same as `preimage leak` for the default prompts, its cells dealt out among processes: their times are no
@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--layers", default="1,15,30")
     parser.add_argument("--defences", action="store_true")
+    parser.add_argument("--exposures", default="", help="these, instead of the standard ones")
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--device", default="auto")
@@ -48,7 +49,8 @@ def main() -> None:
     parser.add_argument("--cell-seconds", type=float, default=60.0)
     parser.add_argument("--commit", default="", help="where this is not run in its repository")
     given = parser.parse_args()
-    exposures = list(dict.fromkeys([*STANDARD, *(DEFENCES if given.defences else ())]))
+    standard = given.exposures.split(",") if given.exposures else STANDARD
+    exposures = list(dict.fromkeys([*standard, *(DEFENCES if given.defences else ())]))
     layers = given.layers.split(",")
     shares = max(1, given.processes // len(layers))
     done: list[LeakAudit] = []
