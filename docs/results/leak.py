@@ -1,15 +1,15 @@
 """What leaks, measured in several processes that share a device; one LeakAudit into a file.
 
-    python docs/results/leak.py OUT.json [--model smollm2] [--layers 1,15,30] [--defences] [--exposures …] [--count 50]
-        [--length 32] [--device cuda] [--processes 6] [--margins 8] [--cell-seconds 60]
+    python docs/results/leak.py OUT.json [--model smollm2] [--layers 1,15,30] [--defences] [--exposures …]
+        [--count 50] [--length 32] [--device cuda] [--processes 6] [--margins 8] [--cell-seconds 60]
 
 The same as `preimage leak` for the default prompts, its cells dealt out among processes: their times are no
-times. leak_page.py makes the page of it.
+times.
 """
 
 import argparse
 import json
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,21 +20,27 @@ from preimage.leak import LeakAudit, measure_leak
 from preimage.leak.options import DEFENCES, STANDARD
 from preimage.storage import record
 
+_HELD: dict[str, Any] = {}  # the model and the prompts of this process
 
-def measure(given: argparse.Namespace, layer: str, exposures: list[str], margins: int) -> dict[str, Any]:
-    """Some exposures at one layer."""
+
+def begin(given: argparse.Namespace) -> None:
+    """Make a process ready."""
     model = preimage.load(given.model, device=given.device)
-    prompts = preimage.gather(
-        "default:prose:test", model, preimage.PromptOptions(count=given.count, length=given.length)
-    )
+    options = preimage.PromptOptions(count=given.count, length=given.length)
+    _HELD.update(given=given, model=model, prompts=preimage.gather("default:prose:test", model, options))
+
+
+def measure(layer: str, exposure: str, margins: int) -> dict[str, Any]:
+    """One exposure at one layer."""
+    seconds = _HELD["given"].cell_seconds
     audit = measure_leak(
-        model, prompts, layer, exposures=tuple(exposures), cell_seconds=given.cell_seconds, margins=margins
+        _HELD["model"], _HELD["prompts"], layer, exposures=(exposure,), cell_seconds=seconds, margins=margins
     )
     return audit.to_dict()
 
 
 def main() -> None:
-    """Deal out the cells, and put them together again."""
+    """Deal out the cells, and put them together again; the file has what is finished."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", default="smollm2")
@@ -51,26 +57,29 @@ def main() -> None:
     given = parser.parse_args()
     standard = given.exposures.split(",") if given.exposures else STANDARD
     exposures = list(dict.fromkeys([*standard, *(DEFENCES if given.defences else ())]))
-    layers = given.layers.split(",")
-    shares = max(1, given.processes // len(layers))
+    about = {"record": record() | ({"commit": given.commit} if given.commit else {})}
     done: list[LeakAudit] = []
-    with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:
+    pool = ProcessPoolExecutor(
+        given.processes, mp_context=get_context("spawn"), initializer=begin, initargs=(given,)
+    )
+    with pool:
         parts = [
-            pool.submit(measure, given, layer, exposures[first::shares], given.margins if first == 0 else 0)
-            for layer in layers
-            for first in range(shares)
+            pool.submit(measure, layer, exposure, given.margins if exposure == exposures[0] else 0)
+            for exposure in exposures
+            for layer in given.layers.split(",")
         ]
-        for part in parts:
+        for part in as_completed(parts):
             done.append(LeakAudit.from_dict(part.result()))
-            whole = together(done, exposures)
-            about = {"record": record() | ({"commit": given.commit} if given.commit else {})}
-            given.out.write_text(json.dumps({**about, "audit": whole.to_dict()}))
+            whole = together(done, exposures).to_dict()
+            given.out.write_text(json.dumps({**about, "audit": whole}))
 
 
 def together(parts: list[LeakAudit], exposures: list[str]) -> LeakAudit:
     """One audit of all parts, cells in the order of layers and exposures."""
     order = {name: index for index, name in enumerate(exposures)}
-    layers = list(dict.fromkeys(layer for part in parts for layer in part.layers))
+    layers = sorted(
+        {layer for part in parts for layer in part.layers}, key=lambda one: (isinstance(one, str), one)
+    )
     cells = [cell for part in parts for cell in part.cells]
     cells.sort(key=lambda cell: (layers.index(cell.layer), order[cell.exposure]))
     margins = {layer: values for part in parts for layer, values in part.margins.items()}

@@ -178,6 +178,10 @@ def test_many_pages_take_a_hash_for_each_pair() -> None:
     assert found.hashes < len(pages) * (len(pages) + 5)
 
 
+# Annotations of what the strategy calls are checked by beartype, which draws items of containers at random.
+_DRAWS = "ignore::hypothesis.errors.HypothesisDeprecationWarning"
+
+
 @dataclass(frozen=True)
 class Folder:
     """``pages``: some read wrongly, not at all or twice, some missing. ``every``: all, read rightly."""
@@ -213,6 +217,7 @@ def folders(draw: st.DrawFn) -> Folder:
     return Folder(draw(st.permutations(folder.pages)), folder.every, folder.salted)
 
 
+@pytest.mark.filterwarnings(_DRAWS)
 @settings(max_examples=150)
 @given(folders())
 def test_what_is_proved_is_true(folder: Folder) -> None:
@@ -239,6 +244,7 @@ def test_what_is_proved_is_true(folder: Folder) -> None:
         assert (prompt.behind is None) == (found.pages[prompt.pages[0]].standing == "proved")
 
 
+@pytest.mark.filterwarnings(_DRAWS)
 @settings(max_examples=100)
 @given(folders())
 def test_where_every_page_was_read_every_page_is_placed(folder: Folder) -> None:

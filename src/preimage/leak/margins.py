@@ -18,7 +18,7 @@ def measure_margins(
     model: LanguageModel,
     ids: Sequence[Sequence[int]],
     layer: Layer,
-    states: Sequence[Float[Tensor, "position d_model"]],
+    states: Sequence[Float[Tensor, "_ d_model"]],
     count: int,
 ) -> tuple[float, ...]:
     """D relative to the length of the state, at ``count`` positions spread over prompts.

@@ -264,7 +264,7 @@ class FilesAudit(Saved):
         return f"<table><caption>{self.total} prompts in {len(self.kinds)} kinds of files{rows}</table>"
 
 
-def _share(part: float, whole: float) -> float:
+def _share(part: int | float, whole: int | float) -> float:
     return part / whole if whole else 0.0
 
 

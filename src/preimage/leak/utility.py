@@ -40,8 +40,8 @@ def measure_utility(
     model: LanguageModel,
     ids: Sequence[Sequence[int]],
     layer: Layer,
-    plain: Sequence[Float[Tensor, "position d_model"]],
-    changed: Sequence[Float[Tensor, "position d_model"]],
+    plain: Sequence[Float[Tensor, "_ d_model"]],
+    changed: Sequence[Float[Tensor, "_ d_model"]],
 ) -> Utility:
     """The next tokens from changed states beside those from plain ones, over all positions of all prompts.
 
