@@ -23,6 +23,7 @@ _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a worker without a GPU sees none
     "RAY_DEDUP_LOGS": "0",
+    "RAY_worker_niceness": "0",  # workers do the work: 15 would have them wait for whatever else runs
 }
 
 

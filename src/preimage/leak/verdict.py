@@ -194,9 +194,10 @@ def judge_files(audit: FilesAudit) -> Verdict:
         sure = "exactly" if not likely else "token for token"
         headline = f"Every prompt in these files can be read {sure} by {who}."
     elif read or likely or clear:
+        left = len(missed) + len(audit.unread)
         headline = (
             f"{len(clear) + len(read) + len(likely)} prompts can be read from these files; "
-            f"{len(missed) + len(audit.unread)} files or prompts were not."
+            f"of {left} more {'files or prompts' if left != 1 else 'file or prompt'} nothing was."
         )
     elif audit.kinds:
         headline = "No prompt was read from these files with what was tried."
