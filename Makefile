@@ -24,11 +24,11 @@ test: setup lint model
 
 # The same tests on another instruction set, as a background job of a script has them: Ctrl-C ignored, files
 # for nobody else, no language, a narrow terminal. The real model computes three times as long. Left out are rooms
-# in which no model computes anything that depends on the machine.
+# in which no model computes anything that depends on the machine, or that put together what others compute.
 test-portable: setup model
 	umask 077; trap '' INT; LC_ALL=C COLUMNS=40 FORCE_COLOR=1 TZ=Asia/Kathmandu $(OTHER) $(PYTEST) --color=no \
 		--ignore=tests/project --ignore=tests/prompts --ignore=tests/storage \
-		--ignore=tests/fuzz --ignore=tests/hardening --ignore=tests/cluster
+		--ignore=tests/fuzz --ignore=tests/hardening --ignore=tests/cluster --ignore=tests/report --ignore=tests/leak
 
 # `make test` draws the same examples every time; this looks for others. What fails is kept in .hypothesis, tried
 # first by the next search, and belongs into a test as an @example.

@@ -78,7 +78,14 @@ def test_a_hostile_gguf_is_refused(raw: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("feed_forward_length", 96), ("feed_forward_length", 2**31), ("block_count", 2**31)]
+    ("name", "size"),
+    [
+        ("feed_forward_length", 96),
+        ("feed_forward_length", 2**31),
+        ("block_count", 2**31),
+        ("block_count", 0),
+        ("rope.dimension_count", 2**31),  # no layer has it, and rotary frequencies would take gigabytes
+    ],
 )
 def test_a_gguf_of_other_sizes_than_it_says_is_refused(
     name: str, size: int, gguf_file: Path, tmp_path: Path

@@ -48,11 +48,14 @@ def _require_held(path: Path, config: Any) -> None:
     """Refuse sizes that the file cannot hold, before a model of these sizes is made."""
     with path.open("rb") as file:
         tensors = int.from_bytes(file.read(16)[8:], "little")
-    if config.num_hidden_layers > tensors:
+    if not 0 < config.num_hidden_layers <= tensors:
         raise ValueError(f"it has {tensors} tensors for {config.num_hidden_layers} layers")
+    most = 8 * path.stat().st_size  # a bit each
+    if (getattr(config, "head_dim", None) or 0) > most:  # rotary frequencies take memory on any device
+        raise ValueError(f"it is too small for heads of {config.head_dim}")
     with torch.device("meta"):  # which takes no memory
         weights = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
-    if weights > 8 * path.stat().st_size:  # a bit each
+    if weights > most:
         raise ValueError(f"it is too small for the {weights} weights of its sizes")
 
 
