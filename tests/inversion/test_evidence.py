@@ -10,7 +10,7 @@ from torch import Tensor
 
 import preimage
 from preimage import Observation
-from preimage.inversion.engine import evidence, reading, repairing
+from preimage.inversion.engine import evidence, first_look, repairing
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.evidence import Level, noise_of_residual, weigh
 from preimage.inversion.engine.reader import Reader
@@ -205,8 +205,9 @@ def test_prompts_read_together_are_read_as_one_by_one(
     for together in (False, True):
         reader = Reader(model, tap, build_proposer(model, LAYER))
         reader._answers.together = together
-        budgets = [Budget(10**9, None) for _ in rows]
-        reads.append([one.ids for one in reader.read(rows, budgets, [()] * len(rows))])
+        begun = [reader.begin(one, Budget(10**9, None), ()) for one in rows]
+        reader.look(begun)
+        reads.append([one.ids for one in reader.read(begun)])
     assert reads[0] == reads[1]
     assert reads[0][0][1:] == prompts[0][1:]
 
@@ -252,9 +253,12 @@ def test_noise_that_the_states_do_not_bear_out_is_forgotten(
     model: LanguageModel, states: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verifier = Verifier(model, LAYER, noise=noise_of(model, LAYER)[LAYER])
-    monkeypatch.setattr(reading, "noise_of_residual", lambda *_: evidence.Noise(0.4, True))
+    monkeypatch.setattr(first_look, "noise_of_residual", lambda *_: evidence.Noise(0.4, True))
     reader = Reader(model, verifier, build_proposer(model, LAYER))
-    (read,) = reader.read([states], [Budget(10**9, None)], [()])
+    begun = [reader.begin(states, Budget(10**9, None), ())]
+    (look,) = reader.look(begun)
+    assert look.noise is not None
+    (read,) = reader.read(begun)
     assert read.ids == PROMPT
     assert all(away <= radius for away, radius in zip(read.distances, read.radii, strict=True))
 

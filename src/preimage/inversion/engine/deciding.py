@@ -10,15 +10,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from preimage.inversion.engine.budget import Budget
-from preimage.inversion.engine.diagnosis import Diagnosis, diagnose
+from preimage.inversion.engine.diagnosis import Diagnosis, diagnose, leans
 from preimage.inversion.engine.evidence import Read
-from preimage.inversion.engine.judgement import cautious, judge, stands_out
+from preimage.inversion.engine.judgement import Judgement, cautious, judge, stands_out
 from preimage.inversion.engine.reader import Reader
 from preimage.inversion.engine.verifier import Verifier
 from preimage.inversion.proposers.registry import build_proposer
 from preimage.inversion.proposers.standard import Proposer
 from preimage.inversion.result import Inversion, Position, Reading
 from preimage.models import LanguageModel
+from preimage.observations import Site
 from preimage.states import noise_of
 
 _SCANS = 4  # positions at which the whole vocabulary is tried, where what was read fits exactly
@@ -46,29 +47,51 @@ class Evidence:
         ``settled``: tokens from the left that are known or fit exactly. Behind some that fit exactly a state
         was changed, and nothing is likely.
         """
-        looks = [Diagnosis()] * len(results)
+        begun = [
+            self._reader.begin(rows, budget, tokens, result.token_ids)
+            for result, rows, budget, tokens in zip(results, observed, budgets, settled, strict=True)
+        ]
         unseen = [index for index, tokens in enumerate(settled) if not tokens]
-        if unseen and self._verifier.kept is None:
-            some = [observed[index] for index in unseen]
-            for index, one in zip(
-                unseen, diagnose(self._model, some, self._verifier.tap, self._proposer), strict=True
-            ):
-                looks[index] = one
+        unseen = unseen if self._verifier.kept is None else []
+        seen = self._reader.look(begun)
+        reads: dict[int, Read] = {}
+
+        def read(some: Sequence[int]) -> None:
+            reads.update(zip(some, self._reader.read([begun[index] for index in some]), strict=True))
+
+        # states of another layer may look noisy at first, and never once they are read
+        noisy = [index for index in unseen if seen[index].noise is not None and self._leans(observed[index])]
+        read(noisy)
+        open_ = [index for index in unseen if index not in reads or not self._judge(reads[index], 0).noise]
+        some = [observed[index] for index in open_]
+        looks = [Diagnosis()] * len(results)
+        diagnoses = diagnose(self._model, some, self._verifier.tap, self._proposer)
+        for index, look in zip(open_, diagnoses, strict=True):
+            looks[index] = look
         decided: dict[int, tuple[Inversion, bool]] = {}
         for index, look in enumerate(looks):
             if look.words and not (look.foreign and self._coarse(observed[index])):
                 reading = self._read_as(look, observed[index], budgets[index])
                 decided[index] = replace(results[index], reading=reading, reason=look.words), True
-        left = [index for index in range(len(results)) if index not in decided]
-        reads = self._reader.read(
-            [observed[index] for index in left],
-            [budgets[index] for index in left],
-            [settled[index] for index in left],
-            [results[index].token_ids for index in left],
-        )
-        for index, read in zip(left, reads, strict=True):
-            decided[index] = self._decided(results[index], read, looks[index], len(settled[index]))
+        read([index for index in range(len(results)) if index not in decided and index not in reads])
+        for index in range(len(results)):
+            if index not in decided:
+                decided[index] = self._decided(
+                    results[index], reads[index], looks[index], len(settled[index])
+                )
         return [decided[index] for index in range(len(results))]
+
+    def _leans(self, observed: Float[Tensor, "position d"]) -> bool:
+        tap = self._verifier.tap
+        return isinstance(tap, Site) or leans(self._model, observed.to(self._model.device), tap)
+
+    def _judge(self, read: Read, settled: int) -> Judgement:
+        return judge(read, settled, coarse=self._rounds)
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether the model's arithmetic is so coarse that nothing fits exactly."""
+        return torch.finfo(self._model.dtype).eps > 1e-4
 
     def _coarse(self, observed: Float[Tensor, "position d"]) -> bool:
         """Whether so few bits were kept of most states that what they have in common is lost too."""
@@ -79,10 +102,9 @@ class Evidence:
     ) -> tuple[Inversion, bool]:
         """What a reading makes of a result, behind so many tokens that are known or fit exactly."""
         clean = settled > self._known
-        coarse = torch.finfo(self._model.dtype).eps > 1e-4
-        verdict = judge(read, settled, coarse=coarse)
+        verdict = self._judge(read, settled)
         if not clean and all(away <= radius for away, radius in zip(read.distances, read.radii, strict=True)):
-            if (coarse or read.coarse > _SCANS) and stands_out(read, settled):
+            if (self._rounds or read.coarse > _SCANS) and stands_out(read, settled):
                 words = "Every token fits what is known so coarsely; not all others were tried."
                 return self._likely(result, read, words), True
             return replace(result, reading=self._reading(read.ids, read.confidence)), False
@@ -136,7 +158,9 @@ class Evidence:
             own = self._model.states(torch.tensor([before]), (layer,))[layer][0]
             rows = torch.cat([own.to(rows), rows])
         reader = Reader(self._model, verifier, proposer, len(before))
-        (read,) = reader.read([rows], [part], [before])
+        begun = [reader.begin(rows, part, before)]
+        reader.look(begun)
+        (read,) = reader.read(begun)
         budget.tests += part.tests
         sure = [0.0] * len(read.ids) if looks.foreign else read.confidence
         return self._reading(read.ids[len(before) :], sure[len(before) :])

@@ -50,7 +50,7 @@ def diagnose(
     model: LanguageModel, observed: Sequence[Float[Tensor, "_ d"]], tap: Tap, proposer: Proposer
 ) -> list[Diagnosis]:
     """Compare states with every layer, behind nothing and behind every token a prompt may begin with."""
-    if isinstance(tap, Site):
+    if isinstance(tap, Site) or not observed:
         return [Diagnosis()] * len(observed)
     on_device = [one.to(model.device) for one in observed]
     with torch.inference_mode():
@@ -63,12 +63,12 @@ def diagnose(
             found[index] = own
         named = [_named(model, own, tap) for own in found]
         return [
-            one if one.words or _leans(model, rows, tap) else _foreign(model, one, tap)
+            one if one.words or leans(model, rows, tap) else _foreign(model, one, tap)
             for one, rows in zip(named, on_device, strict=True)
         ]
 
 
-def _leans(model: LanguageModel, rows: Float[Tensor, "position d"], tap: Layer) -> bool:
+def leans(model: LanguageModel, rows: Float[Tensor, "position d"], tap: Layer) -> bool:
     """Whether states lean towards the mean state of a layer as its states do, whatever their tokens are.
 
     What a model computes has much in common at every position. Noise as long as the states leaves that.

@@ -8,6 +8,7 @@ states differ, or the same way at every position.
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ _ARITHMETIC = 0.25  # of the states' length, that another precision or engine ma
 _EVEN = 0.25  # how much the logarithm of the length of noise varies over positions
 _APART = 3.0  # times as far as the nearest token are others, where what is left over is not white
 _GAP, _GAP_OF_ONE = 4.0, 8.0  # nats between nearest and next, at the median position; more for few positions
+_CHANCE = 4.0  # standard deviations by which directions of noise may agree
 _EARLY, _ODD = 4, 3.0  # first positions that are so many times as far off as later ones
 _CONFIDENCE = 0.9  # at the median position
 _DOUBTFUL = 0.9  # no position of a reading that is not likely is called surer than this
@@ -34,6 +36,7 @@ class Judgement(NamedTuple):
 
     likely: bool
     words: str
+    noise: bool = False  # noise explains what is left over, and nothing is that all positions have in common
 
 
 def judge(read: Read, known: int, *, coarse: bool = False) -> Judgement:
@@ -57,7 +60,8 @@ def judge(read: Read, known: int, *, coarse: bool = False) -> Judgement:
     if len(rows) > 1 and share > 0.5 * (1 + 1 / len(rows)):
         return Judgement(False, f"{off}, by the same vector at every position: something was added to them.")
     if len(rows) >= _SEVERAL and is_white(rows, read.tilt) and _even(read, known):
-        return Judgement(True, f"{off}, in all directions alike: noise.")
+        words = f"{off}, in all directions alike: noise."
+        return Judgement(True, words, noise=_in_common(rows) <= _CHANCE)
     apart = statistics.median(_ratio(one.distances) for one in weighed)
     if apart >= _APART and relative <= _ARITHMETIC and len(weighed) > 1:  # one state alone may be anything
         return Judgement(
@@ -105,6 +109,13 @@ def _even(read: Read, known: int) -> bool:
 def _spread(values: Float[Tensor, " position"]) -> float:
     """A standard deviation that does not mind some positions."""
     return 1.5 * float((values - values.median()).abs().median())
+
+
+def _in_common(directions: Float[Tensor, "position d"]) -> float:
+    """How much positions agree: the sum of their cosines, in standard deviations of that of noise."""
+    count, width = directions.shape
+    cosines = 0.5 * (float(directions.sum(dim=0).square().sum()) - count)
+    return cosines / math.sqrt(max(1, count * (count - 1) / 2) / width)
 
 
 def _ordinary(read: Read, known: int) -> Float[Tensor, "position d"]:

@@ -1,11 +1,10 @@
 """Reading states that no prompt reproduces exactly: the likeliest token everywhere, and how sure it is.
 
-A first pass over what was proposed shows how strong noise is; what white noise there is, is weighted down,
-and proposed anew. Then proposals are run in growing stretches with a rival beside every token, and what is
-clear is settled. At a position that is not, more candidates are tried behind the tokens read so far, ranked
-by proposer and by the model's own expectation, until one stands out or the ladder ends. One wrong token
-disturbs all later ones, so positions that stayed doubtful are looked at once more at the end: each
-alternative is run with everything that follows, and the whole prompt decides.
+After a first look, proposals are run in growing stretches with a rival beside every token, and what is clear
+is settled. At a position that is not, more candidates are tried behind the tokens read so far, ranked by
+proposer and by the model's own expectation, until one stands out or the ladder ends. One wrong token disturbs
+all later ones, so positions that stayed doubtful are looked at once more at the end: each alternative is run
+with everything that follows, and the whole prompt decides.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ from preimage.devices import by_device
 from preimage.inversion.engine.asking import Asking, Branches, Expected, Rows, Tangent
 from preimage.inversion.engine.beginnings import Beginnings
 from preimage.inversion.engine.budget import Budget, BudgetSpentError
-from preimage.inversion.engine.evidence import Level, Noise, Read, Weighed, noise_of_residual, weigh
+from preimage.inversion.engine.evidence import Level, Noise, Read, Weighed, weigh
 from preimage.inversion.engine.expectation import candidates
+from preimage.inversion.engine.first_look import FirstLook, Proposals, first_look, propose
 from preimage.inversion.engine.first_states import first_states
 from preimage.inversion.engine.lookalikes import lookalikes_of
 from preimage.inversion.engine.second_look import look_again
@@ -31,7 +31,6 @@ from preimage.inversion.engine.tangent import LEADING
 from preimage.inversion.engine.trial import Trial
 from preimage.inversion.engine.verifier import Target, Verifier
 from preimage.inversion.proposers.registry import LENS
-from preimage.inversion.proposers.scores import Scores
 from preimage.inversion.proposers.standard import Proposer
 from preimage.inversion.proposers.statistics import Statistics, statistics_of
 from preimage.models import LanguageModel
@@ -43,7 +42,6 @@ _ALIKE = 256  # tokens of almost the same embedding that are tried beside one
 _ITSELF = 0.5  # weight of what a proposer says of the first state, a sink, beside its distance
 _STRETCH = {"cpu": (4, 64), "cuda": (256, 256)}  # positions run at once: first and most
 _LOST, _NO_IDEA = 12, 0.2  # after so many positions in a row less sure than this, few candidates are tried
-_LOOKS = 3  # times that noise is weighted down and measured anew
 _NOISY = 4.0  # a distance of one in so many radii is noise in any case
 _FOLLOWERS = 8  # positions by which the beginning of a prompt is settled
 _KEPT = 1024  # first tokens that are remembered of a whole vocabulary
@@ -80,7 +78,6 @@ class PromptReading:
         self._tilt = float(self._statistics.tilt)
         self._forget_levels()
         self._noise: Noise | None = None  # white noise that a first look has shown
-        self._propose(observed.float())
         self._lookalikes = lookalikes_of(model)
         self._weighed: list[Weighed | None] = [None] * len(observed)
         self._tests = [0] * len(observed)
@@ -90,19 +87,28 @@ class PromptReading:
         self._along_tangents = not proposer.name.startswith(LENS)
         self._scans = 0  # positions at which the whole vocabulary was tried
 
-    def _propose(self, states: Float[Tensor, "position d"]) -> None:
-        valid = torch.ones(1, len(states), dtype=torch.bool, device=states.device)
-        self._scores: Scores = self._proposer.score(states[None], valid)
-        first, second = (tokens[0].cpu() for tokens in self._scores.best_two())
-        self._ids = first.clone()
-        self._ids[: len(self._fitting)] = torch.tensor(self._fitting, dtype=first.dtype)
-        self._second = torch.where(self._ids == first, second, first)
+    def look(self, budget: Budget, known: Sequence[int]) -> Asking[FirstLook]:
+        """A first look at the states, which comes before reading them."""
+        sinks = torch.tensor(self._sinks, device=self._observed.device)
+        found = yield from first_look(
+            self._observed, self._verifier, self._proposer, self._statistics, sinks,
+            known, self._fitting, budget,
+        )  # fmt: skip
+        self._take(found.proposals)
+        if found.noise is not None and self._target.low is self._target.high:
+            self._noise = found.noise  # in few bits, noise is what cells allow
+            self._target = replace(self._target, weights=None)  # all coordinates are as noisy as one another
+            self._lengths = self._observed.double().norm(dim=-1).clamp_min(1e-30).tolist()
+            self._expect_noise()
+        return found
+
+    def _take(self, proposals: Proposals) -> None:
+        self._scores, self._ids, self._second = proposals
 
     def run(self, budget: Budget, known: list[int]) -> Asking[Read]:
-        """Read it all, behind known tokens."""
+        """Read it all, behind known tokens, after a first look."""
         finished = True
         try:
-            yield from self._first_look(known, budget)
             while (yield from self._read_on(known, budget)):  # what was taken for noise is none: once more
                 self._forget_noise(known)
             yield from look_again(self._ids, self._weighed, self._likelihoods, SURE, budget)
@@ -133,38 +139,11 @@ class PromptReading:
                 at = yield from self._settle_first(at, budget)
         return False
 
-    def _first_look(self, known: list[int], budget: Budget) -> Asking[None]:
-        """Passes over what is proposed, and over what is proposed without the noise they show."""
-        self._take(known)
-        ordinary = [at for at in range(len(known), len(self._ids)) if not self._sinks[at]]
-        if not ordinary or len(self._fitting) == len(self._ids):  # what fits has no noise
-            return
-        budget.check()
-        noise, away = yield from self._measure_noise(ordinary)
-        for _ in range(_LOOKS):
-            if not noise.white:
-                break
-            before = self._scores, self._ids, self._second
-            calm = self._statistics.denoised(self._observed.float(), noise.relative)
-            calm[self._sinks] = self._observed.float()[self._sinks]
-            self._propose(calm)
-            self._take(known)
-            again, nearer = yield from self._measure_noise(ordinary)
-            if nearer > away:
-                self._scores, self._ids, self._second = before
-                break
-            noise, away = again, nearer
-        if noise.white and self._target.low is self._target.high:  # in few bits, noise is what cells allow
-            self._noise = noise
-            self._target = replace(self._target, weights=None)  # all coordinates are as noisy as one another
-            self._lengths = self._observed.double().norm(dim=-1).clamp_min(1e-30).tolist()
-        self._expect_noise()
-
     def _forget_noise(self, known: list[int]) -> None:
         """Begin anew with states as they are."""
         self._noise, self._target, self._lengths = None, self._exact, self._own_lengths
-        self._propose(self._observed.float())
-        self._take(known)
+        given = [*known, *self._fitting[len(known) :]]
+        self._take(propose(self._proposer, self._observed.float(), given))
         self._forget_levels()
         self._rung = self._lost = 0
         self._weighed = [None] * len(self._weighed)
@@ -178,7 +157,11 @@ class PromptReading:
         budget.check(count)
         budget.tests += count
         self._tests[0] += count
-        distances = torch.cat([self._away(self._target[0], part) for part in states.split(_AT_ONCE)])
+        observe, target = self._verifier.observe, self._target[0]
+        rough = [target.roughly_away(observe(part)).cpu() for part in states.split(_AT_ONCE)]
+        distances = torch.cat(rough).double()
+        nearest = distances.topk(min(_KEPT, count), largest=False).indices
+        distances[nearest] = self._away(target, states[nearest.to(states.device)])
         own = torch.zeros(count)
         if self._noise is None:
             own = _ITSELF * self._scores.at(self._scores.row(0, 0))[0].log_softmax(dim=0).cpu()
@@ -186,18 +169,6 @@ class PromptReading:
         self._likely = weighed.tokens
         self._settle(0, weighed, states[weighed.tokens[0]])
         return 1
-
-    def _take(self, known: list[int]) -> None:
-        self._ids[: len(known)] = torch.tensor(known, dtype=self._ids.dtype)
-
-    def _measure_noise(self, ordinary: list[int]) -> Asking[tuple[Noise, float]]:
-        """The noise a pass over the proposals shows, and how far they are: the median relative distance."""
-        none = torch.empty(0, dtype=torch.long)
-        states, _ = yield Branches(self._ids, 0, none, none)
-        residual = self._residual(states)[ordinary]
-        lengths = self._observed[ordinary].double().norm(dim=1).clamp_min(1e-30)
-        noise = noise_of_residual(self._statistics.coordinates(residual), lengths, self._tilt)
-        return noise, float((residual.norm(dim=1) / lengths).median())
 
     def _forget_levels(self) -> None:
         self._levels = {kind: Level(self._observed.shape[-1], self._tilt) for kind in (False, True)}

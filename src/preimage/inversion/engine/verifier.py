@@ -129,14 +129,24 @@ class Target:
 
     def away(self, seen: Float[Tensor, "*other d"], rows: Any = ...) -> Float[Tensor, "*result"]:
         """How far states are from what was observed, all of it or some rows, float64."""
-        exact, low = seen.to(torch.float64), self.low[rows]
+        # beyond float64 is far, and looking for it would wait for a GPU
+        return norms(self._outside(seen, rows, torch.float64), held=False)
+
+    def roughly_away(self, seen: Float[Tensor, "*other d"]) -> Float[Tensor, "*result"]:
+        """About as far, float32: it tells which of many are worth an exact distance."""
+        distances: Tensor = torch.linalg.vector_norm(self._outside(seen, ..., torch.float32), dim=-1)
+        return distances
+
+    def _outside(
+        self, seen: Float[Tensor, "*other d"], rows: Any, dtype: torch.dtype
+    ) -> Float[Tensor, "*result d"]:
+        """By how much states are off, coordinate by coordinate."""
+        exact, low = seen.to(dtype), self.low[rows].to(dtype)
         if self.low is self.high:
             difference = exact - low
         else:
-            difference = (exact - self.high[rows]).clamp_min(0) + (low - exact).clamp_min(0)
-        if self.weights is not None:
-            difference = difference * self.weights[rows]
-        return norms(difference, held=False)  # beyond float64 is far, and looking for it would wait for a GPU
+            difference = (exact - self.high[rows].to(dtype)).clamp_min(0) + (low - exact).clamp_min(0)
+        return difference if self.weights is None else difference * self.weights[rows].to(dtype)
 
     def missing(self, seen: Float[Tensor, "*row d"]) -> Float[Tensor, "*row d"]:
         """Which way a state would have to move: against the gradient of half its squared distance."""
