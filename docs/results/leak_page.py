@@ -1,0 +1,145 @@
+"""The tables and the figure of leak.md, from the raw json beside it.
+
+python docs/results/leak_page.py          # tables on stdout, defences.svg into docs/results/figures
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+from geometry_page import table
+
+from preimage.figures import save_figures
+from preimage.leak import LeakAudit
+from preimage.leak.result import LeakCell, Utility
+from preimage.leak.verdict import break_even, curves
+
+HERE = Path(__file__).parent
+COLOURS = ("#009E73", "#0072B2", "#D55E00")
+
+
+def read(name: str) -> dict[str, Any]:
+    """One raw document."""
+    return json.loads((HERE / "raw" / name).read_text())
+
+
+def shown(cell: LeakCell | None) -> str:
+    """Prompts read whole, and the share of tokens where not all were."""
+    if cell is None or not cell.tried:
+        return ""
+    whole = sum(one.exact for one in cell.prompts)
+    return f"{whole} of {cell.tried}" + ("" if whole == cell.tried else f" ({100 * cell.tokens:.1f} %)")
+
+
+def standard(audit: LeakAudit) -> None:
+    """Every exposure at every layer: what was read, and what that took."""
+    layers = audit.layers
+    table(
+        ["", *map(str, layers)],
+        [[name, *(shown(audit.at(name, layer)) for layer in layers)] for name in audit.exposures],
+    )
+    cost = []
+    for name in audit.exposures:
+        cells = [cell for layer in layers if (cell := audit.at(name, layer)) is not None and cell.tried]
+        sure, right = (sum(getattr(one, what) for cell in cells for one in cell.prompts)
+                       for what in ("sure", "sure_right"))  # fmt: skip
+        cost.append([
+            name, f"{min(c.passes for c in cells):.1f} to {max(c.passes for c in cells):.1f}",
+            f"{min(c.seconds_a_prompt for c in cells):.2g} to {max(c.seconds_a_prompt for c in cells):.2g}",
+            f"{sure:,}", f"{100 * right / sure:.2f} %" if sure else "", str(sum(c.wrong for c in cells)),
+        ])  # fmt: skip
+    head = ["", "passes", "seconds a prompt", "tokens called sure", "of these right", "recovered, and wrong"]
+    table(head, cost)
+
+
+def defences(audit: LeakAudit) -> None:
+    """What a change hides and what it costs, at every layer."""
+    layers = audit.layers
+    head = ["", *(f"read, {layer}" for layer in layers), *(f"next token, {layer}" for layer in layers)]
+    rows = []
+    for name in audit.exposures:
+        cells = [audit.at(name, layer) for layer in layers]
+        rows.append([name, *map(shown, cells), *(price(cell.utility if cell else None) for cell in cells)])
+    table([*head, *(f"perplexity, {layer}" for layer in layers)],
+          [[*row, *(perplexity(audit.at(row[0], layer)) for layer in layers)] for row in rows])  # fmt: skip
+    before = {cell.utility.perplexity_before for cell in audit.cells if cell.utility}
+    print("Perplexity before:", ", ".join(f"{one:.4g}" for one in sorted(before)), "\n")  # noqa: T201
+    points = []
+    for family, layer, curve in curves(audit):
+        ordered = curve if family != "cut" else curve[::-1]
+        at = break_even(ordered)
+        cost = "" if at is None or at.utility is None else f"{100 * at.utility.top1_changed:.0f} %"
+        points.append([family, str(layer), "none" if at is None else at.exposure, cost,
+                       shown(at or ordered[-1])])  # fmt: skip
+    table(
+        ["defence", "layer", "half unread from", "next tokens that change", "read there, or at most"], points
+    )
+
+
+def price(utility: Utility | None) -> str:
+    """The share of next tokens that change."""
+    return "" if utility is None else f"{100 * utility.top1_changed:.1f} %"
+
+
+def perplexity(cell: LeakCell | None) -> str:
+    """Of a model that goes on with changed states."""
+    return "" if cell is None or cell.utility is None else f"{cell.utility.perplexity:.4g}"
+
+
+def bounds(audit: LeakAudit) -> None:
+    """How far the nearest other token is, and how much noise D/2 allows."""
+    rows = []
+    for layer, away in audit.margins.items():
+        ordered = sorted(away)
+        few = (ordered[0], ordered[len(ordered) // 2], ordered[-1])
+        rows.append([str(layer), str(len(away)), *(f"{100 * one / 2:.3g} %" for one in few)])
+    table(["layer", "positions", "D/2, least", "median", "most"], rows)
+
+
+def figure(audit: LeakAudit) -> None:
+    """Tokens read under white noise, and next tokens that change."""
+    drawn = go.Figure()
+    for layer, colour in zip(audit.layers, COLOURS, strict=False):
+        curve = audit.curve("noise", layer)
+        strength = [float(cell.exposure.partition(":")[2]) for cell in curve]
+        line = {"color": colour}
+        drawn.add_scatter(
+            x=strength, y=[cell.tokens for cell in curve], name=f"layer {layer}: read", line=line
+        )
+        changed = [cell.utility.top1_changed if cell.utility else None for cell in curve]
+        drawn.add_scatter(
+            x=strength, y=changed, name=f"layer {layer}: next token changed", line=line | {"dash": "dot"}
+        )
+    drawn.update_layout(
+        title="White noise as a defence: what is still read, and what it costs (SmolLM2-135M)",
+        xaxis={"title": "length of the noise, % of the state's", "type": "log"},
+        yaxis={"title": "share of tokens", "range": [0, 1.02]},
+        width=900, height=480, margin={"r": 240},
+    )  # fmt: skip
+    save_figures({"defences": drawn}, HERE / "figures", ("svg",))
+
+
+def files(document: dict[str, Any]) -> None:
+    """What was read of each kind of file."""
+    rows = [
+        [one["kind"], str(one["prompts"]), str(one["right"]), str(one["tokens"]),
+         ", ".join(f"{count} {status}" for status, count in one["statuses"].items()),
+         "; ".join(one["proofs"])]
+        for one in document["kinds"]
+    ]  # fmt: skip
+    table(["kind", "prompts", "right", "tokens", "status", "proof"], rows)
+
+
+def main() -> None:
+    """All of it."""
+    standard(LeakAudit.from_dict(read("leak-cpu.json")["audit"]))
+    strengths = LeakAudit.from_dict(read("leak-defences-cpu.json")["audit"])
+    defences(strengths)
+    bounds(strengths)
+    figure(strengths)
+    files(read("leak-files.json"))
+
+
+if __name__ == "__main__":
+    main()
