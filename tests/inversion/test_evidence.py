@@ -136,14 +136,16 @@ def test_a_state_changed_in_the_middle_is_no_noise(model: LanguageModel, states:
     assert sum(a == b for a, b in zip(result.reading.token_ids, PROMPT, strict=True)) >= len(PROMPT) - 2
 
 
+@pytest.mark.parametrize("level", [0.0, 0.05, 0.2])
 @pytest.mark.usefixtures("way")
-def test_another_layer_is_named(model: LanguageModel) -> None:
+def test_another_layer_is_named(model: LanguageModel, level: float) -> None:
     below = model.states(torch.tensor([PROMPT]), (1, "final"))
-    (result,) = preimage.invert(model, below[1][0], LAYER)
+    first, last = (one[0] + level * noise_like(one[0]) for one in below.values())
+    (result,) = preimage.invert(model, first, LAYER)
     assert result.status == "not_recovered"
     assert "layer 1, not 2" in result.reason
     assert list(result.reading.token_ids) == PROMPT
-    (result,) = preimage.invert(model, below["final"][0], 3)
+    (result,) = preimage.invert(model, last, 3)
     assert "layer final, not 3" in result.reason
 
 
