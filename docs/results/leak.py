@@ -1,7 +1,7 @@
 """What leaks, measured in several processes that share a device; one LeakAudit into a file.
 
     python docs/results/leak.py OUT.json [--model smollm2] [--layers 1,15,30] [--defences] [--exposures …]
-        [--count 50] [--length 32] [--device cuda] [--processes 6] [--margins 8] [--cell-seconds 60]
+        [--count 50] [--length 32] [--device cuda] [--processes 6] [--margins 8] [--minutes 2]
 
 The same as `preimage leak` for the default prompts, its cells dealt out among processes: their times are no
 times.
@@ -32,9 +32,9 @@ def begin(given: argparse.Namespace) -> None:
 
 def measure(layer: str, exposure: str, margins: int) -> dict[str, Any]:
     """One exposure at one layer."""
-    seconds = _HELD["given"].cell_seconds
+    minutes = _HELD["given"].minutes
     audit = measure_leak(
-        _HELD["model"], _HELD["prompts"], layer, exposures=(exposure,), cell_seconds=seconds, margins=margins
+        _HELD["model"], _HELD["prompts"], layer, exposures=(exposure,), minutes=minutes, margins=margins
     )
     return audit.to_dict()
 
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--processes", type=int, default=6)
     parser.add_argument("--margins", type=int, default=0)
-    parser.add_argument("--cell-seconds", type=float, default=60.0)
+    parser.add_argument("--minutes", type=float, default=1.0, help="for each cell")
     parser.add_argument("--commit", default="", help="where this is not run in its repository")
     given = parser.parse_args()
     standard = given.exposures.split(",") if given.exposures else STANDARD

@@ -40,7 +40,7 @@ def test_lists_keep_their_order_and_each_once() -> None:
     assert [one.spec for one in parse_exposures("int8, float32,int8")] == ["int8", "float32"]
     refused(OptionError, lambda: parse_exposures(" , "))
     refused(OptionError, lambda: LeakOptions(exposures=("sha1",)))
-    refused(OptionError, lambda: LeakOptions(cell_seconds=0.0))
+    refused(OptionError, lambda: LeakOptions(minutes=0.0))
     refused(OptionError, lambda: LeakOptions(searched=-1))
 
 

@@ -46,7 +46,7 @@ def audit(prompts: int = 100, samples: int = 20) -> LeakAudit:
     ]
     return LeakAudit(
         model=MODEL, prompts=prompts, lengths=(16, 16), source=HOSTILE, fingerprint="0", options={
-            "exposures": list(EXPOSURES), "cell_seconds": 120.0, "search_seconds": 3.0, "searched": 10,
+            "exposures": list(EXPOSURES), "minutes": 25.0, "search_seconds": 3.0, "searched": 10,
             "seed": 0,
         },
         cells=tuple(cells), baseline=0.3, margins={1: (0.3, 0.5), 15: (0.1, 0.4)},

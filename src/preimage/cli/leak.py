@@ -65,9 +65,9 @@ def leak(
     margins: Annotated[
         int, typer.Option(help="Positions a layer at which D is measured over the whole vocabulary; slow.")
     ] = 0,
-    cell_seconds: Annotated[
-        float, typer.Option(help="Begin no more prompts of a cell after so long.")
-    ] = 120.0,
+    minutes: Annotated[
+        float, typer.Option(help="For all cells; with too few, some read fewer prompts, and say so.")
+    ] = 25.0,
     searched: Annotated[int, typer.Option(help="Prompts that are searched for from one vector.")] = 10,
     timeout: Annotated[float, typer.Option(help="Of files: seconds a prompt may cost.")] = 60.0,
     stored: Annotated[
@@ -118,7 +118,7 @@ def leak(
     specs = list(STANDARD) if exposures is None else [one for one in exposures.split(",") if one.strip()]
     options = LeakOptions(
         exposures=tuple(dict.fromkeys([*specs, *(DEFENCES if defences else ())])), searched=searched,
-        cell_seconds=cell_seconds, margins=margins, seed=seed,
+        minutes=minutes, margins=margins, seed=seed,
     )  # fmt: skip
     choice = arg.PromptChoice(text, prompts, count, length, seed, bos).unless_told(_COUNT, _LENGTH)
     if choice.source == "default":  # what reads like prompts, and what no shipped lens was trained on

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
+from preimage.devices import by_device
 from preimage.errors import OptionError, PromptError, StatesError
 from preimage.inversion import Inversion, invert, remember_first_states
 from preimage.layers import Layer, LayerSpec, parse_layers
@@ -26,7 +27,8 @@ from preimage.prompts import PromptSet
 from preimage.states import States, capture, encode_all
 from preimage.storage import Place, Run
 
-_TOGETHER = 25  # prompts begun together: after each lot the clock is looked at
+_FIRST, _MOST = {"cpu": 2, "cuda": 25}, 25  # prompts begun together: after each lot the clock is looked at
+_LEAST = 30.0  # seconds a prompt may take in any case: cut short, it would say little of an attacker
 _SAMPLES = 20
 _PAYS = 128  # prompts times cells from which a pass over the whole vocabulary saves more than it costs
 
@@ -117,9 +119,10 @@ def _measured(
     progress: Progress,
 ) -> tuple[dict[str, LeakCell], dict[Layer, tuple[float, ...]], float]:
     """Every cell, the margins of these layers and the baseline: kept, or measured now."""
-    work.prepare([cells[key] for key in run.left(list(cells))])
+    order = sorted(cells, key=lambda key: cells[key][0].noise)  # what is quick leaves its time to the rest
+    work.prepare([cells[key] for key in run.left(order)])
     found = run.each(
-        list(cells), LeakCell, lambda keys: [work.cell(*cells[key]) for key in keys], progress, "cells read"
+        order, LeakCell, lambda keys: [work.cell(*cells[key]) for key in keys], progress, "cells read"
     )
     names = {f"margins@{layer}": layer for layer in margins_at}
     measured = run.each(
@@ -150,6 +153,7 @@ class _Audit:
     ) -> None:
         self._model, self._ids, self._layers, self._options = model, ids, layers, options
         self._progress, self._total, self._done = progress, total, 0
+        self._left, self._ends = total, time.perf_counter() + 60 * options.minutes
         self._states: dict[str, States] = {}
 
     def rows(self, place: str, layer: Layer) -> list[Tensor]:
@@ -162,6 +166,8 @@ class _Audit:
 
     def prepare(self, cells: Sequence[tuple[Exposure, Layer]]) -> None:
         """What all these cells need of the vocabulary, in one pass, where they are many enough to pay."""
+        self._left = len(cells)
+        self._done = self._total - len(cells)
         read = sum(not one.one_vector and one.spec != "float32" for one, _ in cells)
         if read * len(self._ids) >= _PAYS:
             self._progress(self._done, self._total, "the vocabulary at the first position")
@@ -170,8 +176,9 @@ class _Audit:
             remember_first_states(self._model, list(taps))
 
     def cell(self, exposure: Exposure, layer: Layer) -> LeakCell:
-        """One exposure at one layer, read prompt by prompt until the time of a cell is over."""
+        """One exposure at one layer, read prompt by prompt until its share of the time is over."""
         began = time.perf_counter()
+        self._share = max(0.0, self._ends - began) / self._left
         plain = self.rows(exposure.seen.place, layer)
         few = exposure.one_vector and len(plain) > self._options.searched
         some = range(self._options.searched if few else len(plain))
@@ -182,10 +189,15 @@ class _Audit:
             seen, told = exposure.of([plain[index] for index in prompts], self._options.seed)
             if utility is None and len(prompts) == len(plain):
                 utility = self._utility(exposure, layer, plain, seen, told)
-            for lot in self._lots(exposure, len(prompts)):
-                if time.perf_counter() - began > self._options.cell_seconds:
-                    why = f"the {self._options.cell_seconds:g} s of a cell were over"
+            at, first = 0, self._at_first(exposure, len(prompts))
+            while at < len(prompts):
+                more = self._affordable(began, setup, len(found)) if found else first
+                size = min(more, first) if exposure.one_vector else more
+                if not size:
+                    why = f"after {time.perf_counter() - began:.0f} s its share of the time was over"
                     break
+                lot = range(at, min(at + size, len(prompts)))
+                at = lot.stop
                 try:
                     results = self._read([seen[index] for index in lot], layer, exposure, told)
                 except StatesError as error:  # how coordinates were changed was not found out
@@ -194,6 +206,7 @@ class _Audit:
                 setup += results[0].setup_seconds
                 found |= {prompts[index]: one for index, one in zip(lot, results, strict=True)}
         self._done += 1
+        self._left -= 1
         return LeakCell(
             exposure=exposure.spec,
             about=exposure.about,
@@ -215,17 +228,22 @@ class _Audit:
             by_length.setdefault(len(self._ids[index]), []).append(index)
         return list(by_length.values())
 
-    def _lots(self, exposure: Exposure, count: int) -> list[range]:
-        """Prompts that are begun together; a secret that all share is looked for in all of them at once."""
-        secret = exposure.seen.permuted or exposure.seen.rotated
-        size = count if secret else 1 if exposure.one_vector else _TOGETHER
-        return [range(start, min(start + size, count)) for start in range(0, count, size)]
+    def _at_first(self, exposure: Exposure, count: int) -> int:
+        """How many prompts to begin together first; a secret that all share is looked for in all at once."""
+        if exposure.seen.permuted or exposure.seen.rotated:
+            return count
+        return 1 if exposure.one_vector else by_device(_FIRST, self._model.device)
+
+    def _affordable(self, began: float, setup: float, read: int) -> int:
+        """How many more to begin together: what fits into the time that is left, none where it is over."""
+        spent = time.perf_counter() - began
+        left = self._share - spent
+        return min(_MOST, max(1, int(left * read / max(1e-9, spent - setup)))) if left > 0 else 0
 
     def _read(
         self, seen: list[Tensor], layer: Layer, exposure: Exposure, told: Observation
     ) -> list[Inversion]:
-        options = self._options  # prompts that are read together share the clock: each may take all of it
-        seconds = options.search_seconds if exposure.one_vector else options.cell_seconds
+        seconds = self._options.search_seconds if exposure.one_vector else max(_LEAST, self._share)
 
         def watch(done: int, total: int, note: str) -> None:
             self._progress(self._done, self._total, f"{exposure.spec}, layer {layer}: {note} {done}/{total}")

@@ -243,6 +243,11 @@ class Exposure:
         return self.family in _ONE_VECTOR
 
     @property
+    def noise(self) -> float:
+        """How much noise there is, in percent of a state's length; the more, the longer a reading takes."""
+        return self.value or 0.0 if FAMILIES[self.family].value is _SHARE else 0.0
+
+    @property
     def equal_lengths(self) -> bool:
         """Whether prompts of one length have to be changed together."""
         return self.family == "every"

@@ -28,9 +28,10 @@ class LeakOptions:
 
     ``exposures``: specs such as ``float32`` or ``noise:20`` (:class:`Exposure`). ``searched``: prompts for
     which one vector is searched, which takes the longest and succeeds the least, ``search_seconds`` each.
-    ``cell_seconds``: after so long no further prompts of a cell are begun. ``utility``: also what the model
-    loses that goes on with the changed states. ``margins``: positions of each layer at which every token of
-    the vocabulary is tried, for D. ``seed``: of noise and secrets.
+    ``minutes``: what all cells may take. Each has an equal share of what is left when it begins, and begins
+    no further prompt after that; those with the most noise, which take the longest, come last. ``utility``:
+    also what the model loses that goes on with the changed states. ``margins``: positions of each layer at
+    which every token of the vocabulary is tried, for D. ``seed``: of noise and secrets.
 
     >>> LeakOptions(exposures=("float32", "noise:20")).to_dict()["exposures"]
     ['float32', 'noise:20']
@@ -39,7 +40,7 @@ class LeakOptions:
     exposures: tuple[str, ...] = STANDARD
     searched: int = 10
     search_seconds: float = 3.0
-    cell_seconds: float = 120.0
+    minutes: float = 25.0
     utility: bool = True
     margins: int = 0
     seed: int = 0
@@ -49,7 +50,7 @@ class LeakOptions:
         for name in ("searched", "margins", "seed"):
             if getattr(self, name) < 0:
                 raise OptionError(f"{name} is {getattr(self, name)}.", "Give 0 or more.")
-        for name in ("search_seconds", "cell_seconds"):
+        for name in ("search_seconds", "minutes"):
             if not getattr(self, name) > 0:
                 raise OptionError(f"{name} is {getattr(self, name)}.", "Give a number above 0.")
 
@@ -69,7 +70,7 @@ class LeakChanges(TypedDict, total=False):
     exposures: tuple[str, ...]
     searched: int
     search_seconds: float
-    cell_seconds: float
+    minutes: float
     utility: bool
     margins: int
     seed: int

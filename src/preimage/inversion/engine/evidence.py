@@ -113,6 +113,11 @@ class Weighed:
     confidence: float
     gap: float  # nats between the nearest and the second nearest, the prior left out
 
+    @property
+    def share(self) -> float:
+        """How sure the best would be, were the right one among those tried."""
+        return 1 / sum(math.exp(score - self.scores[0]) for score in self.scores)
+
     def cut(self, count: int) -> Weighed:
         """The likeliest of them."""
         return replace(
