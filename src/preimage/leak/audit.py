@@ -191,8 +191,8 @@ class _Audit:
                 utility = self._utility(exposure, layer, plain, seen, told)
             at, first = 0, self._at_first(exposure, len(prompts))
             while at < len(prompts):
-                more = self._affordable(began, setup, len(found)) if found else first
-                size = min(more, first) if exposure.one_vector else more
+                limited = found and not exposure.one_vector  # searches have limits of their own
+                size = self._affordable(began, setup, len(found)) if limited else first
                 if not size:
                     why = f"after {time.perf_counter() - began:.0f} s its share of the time was over"
                     break

@@ -187,8 +187,8 @@ def _method(audit: LeakAudit) -> list[Part]:
             "recovered prompt gives the very states."
         ),
         Paragraph(
-            f"Time: {options['minutes']:g} minutes for all cells; cells that were over before all prompts were "
-            "tried say of how many they are. One vector was searched for "
+            f"Time: {options['minutes']:g} minutes for all cells; one whose share was over before all "
+            "prompts were tried says of how many it is. One vector was searched for "
             f"{options['search_seconds']:g} s a prompt, {options['searched']} prompts a cell. Seed of noise "
             f"and secrets: {options['seed']}."
         ),
