@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from preimage.models import LanguageModel, ModelPreview, load, read_preview
     from preimage.observations import Observation
     from preimage.prompts import PromptOptions, PromptSet, gather
+    from preimage.reproduce import Reproduction, reproduce
     from preimage.states import States, capture, noise_floor, open_states, states_from
     from preimage.theory import (
         OptimiserOptions,

@@ -67,7 +67,15 @@ def invert(
     permuted: arg.Permuted = False,
     rotated: arg.Rotated = False,
     prefix: Annotated[str | None, typer.Option(help="Text known to stand before the first state.")] = None,
-    method: Annotated[str, typer.Option(help="fast, sipit or brute-force.")] = "fast",
+    method: Annotated[
+        str,
+        typer.Option(
+            help="fast, sipit, brute-force, hard-prompts, vocabulary-match, nearest-embedding, logit-lens."
+        ),
+    ] = "fast",
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of hard-prompts; default: positions x vocabulary / 4.")
+    ] = None,
     proposers: arg.Proposers = None,
     lens: Annotated[Path | None, typer.Option(help="The file of the lens that proposes.")] = None,
     train_lens: Annotated[
@@ -91,16 +99,19 @@ def invert(
 ) -> int:
     """Recover prompts from hidden states: of a bundle or file, or of prompts run for this purpose."""
     import preimage
-    from preimage.inversion import InvertOptions
+    from preimage.inversion import HardPromptSettings, InvertOptions
     from preimage.preparation import Preparation
 
     check_cluster(cluster, workers, plan=plan)
     learned = method == "fast" and not proposers and lens is None
     if train_lens and not learned:
         raise OptionError("--train-lens needs the fast method and its own choice.", "Leave one of them out.")
+    if steps is not None and method != "hard-prompts":
+        raise OptionError(f"--steps is for hard-prompts; the method is {method}.", "Leave it out.")
     options = InvertOptions(
         method=method, proposers=proposers, lens=lens, prove=prove, seed=seed, tolerance=tolerance,
         max_tests=max_tests, timeout=timeout, published_cost=published_cost, prefix=prefix or "",
+        hard_prompts=HardPromptSettings(steps=steps),
     )  # fmt: skip
     choice = arg.PromptChoice(text, prompts, count, length, seed, bos)
     told = arg.StatesChoice(

@@ -6,7 +6,7 @@ from preimage.lazy import lazy_names
 
 if TYPE_CHECKING:
     from preimage.distances.arithmetic import products
-    from preimage.distances.direct import norms, relative_error, row_distances
+    from preimage.distances.direct import city_block, norms, relative_error, row_distances
     from preimage.distances.pairs import (
         Pair,
         closest_pairs,

@@ -59,6 +59,12 @@ def norms(x: Shaped[Tensor, "*rows d"], *, held: bool = True) -> Float[Tensor, "
     return lengths
 
 
+@torch.no_grad()
+def city_block(x: Shaped[Tensor, "*rows d"], y: Shaped[Tensor, "*other d"]) -> Float[Tensor, "*result"]:
+    """The sum of |x_i - y_i| in float64; leading axes broadcast. What some published baselines compare by."""
+    return (real(x).double() - real(y).double()).abs().sum(dim=-1)
+
+
 def relative_error(d: int) -> float:
     """What a distance of rows of d numbers, or a norm, may be off by, relative to the true one.
 

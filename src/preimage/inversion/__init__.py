@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from preimage.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from preimage.inversion.baselines.settings import HardPromptSettings, VocabularyMatchSettings
     from preimage.inversion.engine.first_states import remember_first_states
     from preimage.inversion.inverting import invert
     from preimage.inversion.options import METHODS, InvertOptions, Method

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from preimage.errors import OptionError
+from preimage.inversion.baselines.settings import HardPromptSettings, VocabularyMatchSettings
 from preimage.inversion.engine.verifier import Verifier
 from preimage.inversion.inverter import Inverter
 from preimage.inversion.options import InvertOptions
@@ -88,7 +89,7 @@ class InvertJob:
         model = model_as_told(spec["model"])
         adopt_noise(model, spec["noise"])
         observation: Observation = decode(Observation, spec["observation"])
-        options = InvertOptions(**spec["options"])
+        options: InvertOptions = _as_told(spec["options"])
         layout = Layout(group_by_length(spec["lengths"]), (spec["layer"],), spec["positions"], spec["width"])
         store = ReceivedStore(layout)
         states = States(
@@ -119,4 +120,15 @@ def _told(options: InvertOptions, known: tuple[int, ...]) -> dict[str, Any]:
         "prefix": list(known),
         "proposers": None if chosen is None else ",".join(map(str, options.chosen_proposers)),
         "lens": None if options.lens is None else str(Path(options.lens).resolve()),
+        "hard_prompts": asdict(options.hard_prompts),
+        "vocabulary_match": asdict(options.vocabulary_match),
     }
+
+
+def _as_told(told: dict[str, Any]) -> InvertOptions:
+    """The inverse of :func:`_told`."""
+    settings = {
+        "hard_prompts": HardPromptSettings(**told["hard_prompts"]),
+        "vocabulary_match": VocabularyMatchSettings(**told["vocabulary_match"]),
+    }
+    return InvertOptions(**(told | settings))

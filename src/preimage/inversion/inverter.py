@@ -11,7 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from preimage.inversion.baselines.confirming import confirmed
+from preimage.inversion.baselines.hard_prompts import Guess, optimised
 from preimage.inversion.baselines.published import UncachedPrefix
+from preimage.inversion.baselines.readouts import logit_lens, nearest_embedding
+from preimage.inversion.baselines.vocabulary_match import matched
 from preimage.inversion.engine.budget import Budget
 from preimage.inversion.engine.deciding import Evidence
 from preimage.inversion.engine.fast import FastInverter
@@ -42,7 +46,7 @@ from preimage.inversion.engine.search import Outcome, Search
 from preimage.inversion.engine.shuffled import invert_shuffled
 from preimage.inversion.engine.together import uninterrupted
 from preimage.inversion.engine.verifier import CandidatePrefix
-from preimage.inversion.options import InvertOptions
+from preimage.inversion.options import READERS, InvertOptions
 from preimage.inversion.preparing import Prepared, proposer_of
 from preimage.inversion.proposers.registry import GRADIENT
 from preimage.inversion.proposers.standard import Proposer
@@ -92,6 +96,12 @@ class Inverter:
         every = self._observation.positions == "all" and not self._observation.gaps
         return self._options.method == "fast" and every and self._states.positions == "all"
 
+    @property
+    def _reads_by_evidence(self) -> bool:
+        """Whether what reproduces no states is read by evidence: else it fits or not, or was read already."""
+        seen = self._observation
+        return seen.positions != "shuffled" and not seen.gaps and self._options.method not in READERS
+
     def grouped(self, indices: list[int]) -> list[tuple[int, ...]]:
         """Which prompts go together: many of about one length where a GPU has room, else each alone."""
         lengths = self._states.lengths
@@ -136,6 +146,8 @@ class Inverter:
                     progress=progress,
                 )
             ]  # fmt: skip
+        elif self._options.method in READERS:
+            outcomes = [self._read(observed[0], budgets[0], indices[0])]
         else:
             outcomes = [self._search(observed[0], budgets[0], indices[0])]
         for index, outcome in enumerate(outcomes):
@@ -147,7 +159,7 @@ class Inverter:
             results = [
                 say_of_last(one, outcome.tried) for one, outcome in zip(results, outcomes, strict=True)
             ]
-        elif self._observation.positions != "shuffled" and not self._observation.gaps:  # else it fits, or not
+        elif self._reads_by_evidence:
             results = self._by_evidence(results, observed, [outcome.handed_on for outcome in outcomes])
         place = "final" if self._verifier.layer == "final" else self._observation.place
         for one, result in zip(observed, results, strict=True):
@@ -298,6 +310,22 @@ class Inverter:
 
         target = verifier.target(observed)
         return Search(target, prefix, verifier, policy, lookalikes_of(model), budget).run()
+
+    def _read(self, observed: Float[Tensor, "position d"], budget: Budget, index: int) -> Outcome:
+        """What a baseline reads, and what verification makes of it."""
+        model, verifier, options = self._model, self._verifier, self._options
+        target, guess = verifier.target(observed), Guess(())
+        if options.method == "hard-prompts":
+            generator = torch.Generator().manual_seed(options.seed + index)
+            settings = options.hard_prompts
+            guess = optimised(model, observed, target, verifier, settings, budget, generator)
+        elif options.method == "vocabulary-match":
+            guess = matched(model, observed, target, verifier, options.vocabulary_match, budget)
+        elif options.method == "nearest-embedding":
+            guess = nearest_embedding(model, observed)
+        else:
+            guess = logit_lens(model, observed, verifier)
+        return confirmed(model, guess, target, verifier, self._budget(len(observed)))
 
     def _proved(self, result: Inversion, observed: Tensor, progress: Progress) -> Inversion:
         """The result with its proof; one that finds another token within reach lets a search decide anew."""

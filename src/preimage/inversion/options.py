@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
 from preimage.errors import OptionError
+from preimage.inversion.baselines.settings import HardPromptSettings, VocabularyMatchSettings
 from preimage.inversion.proposers.registry import GRADIENT, LENS, proposer_names
 from preimage.observations import Observation
 
 if TYPE_CHECKING:
     from preimage.inversion.proposers.standard import Proposer
 
-Method: TypeAlias = Literal["fast", "sipit", "brute-force"]
+Method: TypeAlias = Literal[
+    "fast", "sipit", "brute-force", "hard-prompts", "vocabulary-match", "nearest-embedding", "logit-lens"
+]
 METHODS: tuple[str, ...] = get_args(Method)
+READERS = METHODS[3:]  # which read every token in their own way, before anything is verified
 _ABOVE_0 = ("tolerance", "max_tests", "timeout", "learning_rate", "gradient_cap", "snap_every")
 
 
@@ -37,6 +41,8 @@ class InvertChanges(TypedDict, total=False):
     snap_every: int
     patience: int | None
     published_cost: bool
+    hard_prompts: HardPromptSettings
+    vocabulary_match: VocabularyMatchSettings
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,10 @@ class InvertOptions:
     """How to search, and when to stop.
 
     ``method``: ``fast`` proposes every position at once and verifies in whole passes; ``sipit`` is the
-    paper's gradient policy, ``brute-force`` its random one. ``proposers``: what ``fast`` ranks tokens by,
+    paper's gradient policy, ``brute-force`` its random one. The others read a prompt in their own way, once,
+    and what they read is verified like everything else: ``hard-prompts`` optimises all tokens together,
+    ``vocabulary-match`` takes the candidate with the nearest state, ``nearest-embedding`` and ``logit-lens``
+    look at the states alone. ``proposers``: what ``fast`` ranks tokens by,
     names and proposer objects, or names separated by commas: ``lens`` (trained), ``codebook`` (fitted in
     closed form), ``peel`` (states carried down to the embeddings), ``prior`` (the model's own next-token
     prediction), ``gradient`` (SIPIT's descent, where the ranking failed), or what
@@ -71,6 +80,8 @@ class InvertOptions:
     snap_every: int = 50  # its proposals between two snaps of the proxy to a token
     patience: int | None = 512  # its proposals at one position before plain enumeration; None: never
     published_cost: bool = False  # SIPIT as published: no prefix cache, one candidate at a time, all blocks
+    hard_prompts: HardPromptSettings = field(default_factory=HardPromptSettings)
+    vocabulary_match: VocabularyMatchSettings = field(default_factory=VocabularyMatchSettings)
 
     def __post_init__(self) -> None:
         Observation.of(self.observe)  # which refuses what is unknown
@@ -78,7 +89,7 @@ class InvertOptions:
             raise OptionError(f"Method {self.method!r} is not known.", f"Use {', '.join(METHODS)}.")
         if self.prefix and self.method != "fast":
             raise OptionError(f"Method {self.method} takes no known prefix.", "Use the method fast.")
-        if self.published_cost and self.method == "fast":
+        if self.published_cost and self.method not in ("sipit", "brute-force"):
             raise OptionError("published_cost is SIPIT's or brute force's.", "Choose one of them as method.")
         if self.proposers is not None:
             self._check_proposers()
@@ -131,6 +142,7 @@ class InvertOptions:
         if self.proposers is not None:
             names = (one if isinstance(one, str) else one.name for one in self.chosen_proposers)
             values["proposers"] = ",".join(names)
+        values |= {name: asdict(values[name]) for name in ("hard_prompts", "vocabulary_match")}
         values["lens"] = None if self.lens is None else str(self.lens)
         values["observe"] = None if self.observe is None else Observation.of(self.observe).to_dict()
         values["prefix"] = self.prefix if isinstance(self.prefix, str) else list(self.prefix)

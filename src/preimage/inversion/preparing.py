@@ -14,7 +14,7 @@ from preimage.inversion.engine.budget import Budget, BudgetSpentError
 from preimage.inversion.engine.permuted import find_permutation
 from preimage.inversion.engine.rotated import find_rotation
 from preimage.inversion.engine.verifier import Verifier
-from preimage.inversion.options import InvertOptions
+from preimage.inversion.options import READERS, InvertOptions
 from preimage.inversion.proposers.lens_files import LensInfo, find_lenses, given_lens
 from preimage.inversion.proposers.registry import GRADIENT, LENS, build_proposer
 from preimage.inversion.proposers.standard import FilledProposer, Proposer, lens_proposer
@@ -47,6 +47,10 @@ def prepare(
         raise OptionError("These states keep the last position alone.", "Prove states of every position.")
     if options.prefix and states.observation.positions != "all":
         raise OptionError("A known prefix needs the states of every position.", "Leave the prefix out.")
+    if options.method in READERS and (states.positions != "all" or states.observation.positions != "all"):
+        raise OptionError(
+            f"The method {options.method} needs the states of every position, in order.", "Use fast."
+        )
     changed = states.observation.permuted or states.observation.rotated
     if changed and (options.prefix or options.prove):
         what = "A known prefix" if options.prefix else "A proof"

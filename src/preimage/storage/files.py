@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from preimage.errors import RunFolderError, UnwritableError, first_line
 from preimage.storage.places import Place, is_remote, read_bytes, uploading
 
-SCHEMA = "preimage/7"  # of everything that is written; a change of any format raises it
+SCHEMA = "preimage/8"  # of everything that is written; a change of any format raises it
 # Whose bundles and lenses are still read: in 1 one field had another name, in 2 all states were residual,
 # until 3 every lens was of a layer, until 4 it did not say with which tokenizer it was trained, and until 6
 # run folders had no checksums.
