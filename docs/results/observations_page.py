@@ -106,15 +106,25 @@ def one_vector(cells: Cells) -> None:
     table(["tokens", "found", "called", "median s of those found", "worst s"], shown)
 
 
+KINDS = {
+    "bf16-both": "half precision, int8 weights", "bf16-states": "half precision, int8 weights",
+    "int8-weights": "half precision, int8 weights", "stored": "few bits", "keys": "caches",
+    "values": "caches", "kv": "caches", "padded": "padded, permuted, shuffled",
+    "permuted": "padded, permuted, shuffled", "shuffled": "padded, permuted, shuffled", "noise": "noise",
+    "last": "one vector", "mean": "one vector",
+}  # fmt: skip
+
+
 def calibration(cells: Cells) -> None:
     """Of positions called at least .99 sure, how many are right."""
     kinds: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     for name, rows in cells.items():
         if not name.startswith("hostile"):
-            kinds[name.split("@")[0].split(":")[0]] += rows
+            kinds[KINDS[name.split("@")[0].split(":")[0]]] += rows
     kinds["all"] = [row for rows in list(kinds.values()) for row in rows]
     shown = []
-    for kind, rows in kinds.items():
+    for kind in dict.fromkeys([*KINDS.values(), "all"]):
+        rows = kinds[kind]
         sure, right = sum(row["sure"] for row in rows), sum(row["sure_and_right"] for row in rows)
         shown.append(
             [kind, f"{sum(row['tokens'] for row in rows):,}", f"{sure:,}", f"{100 * right / sure:.2f} %"]
@@ -122,12 +132,19 @@ def calibration(cells: Cells) -> None:
     table(["", "positions", "called sure", "of these right"], shown)
 
 
+def _by_layer(cell: tuple[str, Any]) -> tuple[str, int]:
+    """Cells of a type together, by their layer."""
+    name, _, layer = cell[0].partition("@")
+    return name.partition(":")[2], int(layer)
+
+
 def costs(cells: Cells) -> None:
     """What prompts cost, in forward passes of their tokens."""
     shown = [
-        [name, exact(rows), f"{statistics.median(row['passes'] for row in rows):.1f}",
-         f"{max(row['passes'] for row in rows):.0f}"]
-        for name, rows in cells.items()
+        [", ".join((*name.partition("@")[0].split(":"), name.partition("@")[2])), exact(rows),
+         f"{statistics.median(row['passes'] for row in rows):.1f}",
+         f"{max(row['passes'] for row in rows):,.0f}"]
+        for name, rows in sorted(cells.items(), key=_by_layer)
     ]  # fmt: skip
     table(["", "exact", "median passes", "worst"], shown)
 
@@ -136,24 +153,14 @@ def main() -> None:
     """All of it."""
     gpu, cpu = read("observations-h200.jsonl"), read("observations-cpu.jsonl")
     all_layers, some = ("1", "8", "15", "22", "30", "final"), ("1", "15", "30")
-    halves = {"bf16-both": "bf16 model, read by itself", "bf16-states": "bf16 model, read by the float32 one",
-              "int8-weights": "int8 weights, read by itself"}  # fmt: skip
+    halves = {"bf16-both": "read by the same bfloat16 model", "bf16-states": "read by the float32 model"}
     by_layer(gpu, halves, all_layers)
     by_layer(gpu, {f"stored:{kind}": kind for kind in ("fp16", "bf16", "int8", "fp8", "int4")}, some)
-    sites = [
-        f"{site}:{kind}" for kind in ("float32", "bf16", "int8", "fp8") for site in ("keys", "values", "kv")
-    ]
-    by_layer(gpu, {name: name.replace(":", ", ") for name in sites}, some)
     noise_table(gpu)
-    margins = HERE / "raw" / "noise-margins.json"
-    if margins.exists():
-        noise(gpu, json.loads(margins.read_text()))
+    noise(gpu, json.loads((HERE / "raw" / "noise-margins.json").read_text()))
     costs({name: rows for name, rows in cpu.items() if rows})
     one_vector(gpu)
     calibration(gpu)
-    wrong = sum(row["wrongly_recovered"] for cells in (gpu, cpu) for rows in cells.values() for row in rows)
-    print("recovered and wrong:", wrong)  # noqa: T201
-    print("hostile:", collections.Counter(row["status"] for row in gpu["hostile@15"]))  # noqa: T201
 
 
 if __name__ == "__main__":

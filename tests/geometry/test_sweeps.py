@@ -419,8 +419,12 @@ def test_torchao_counts_the_same_collisions_on_the_default_model(
 def test_figures_for_print(tmp_path: Path) -> None:
     states = preimage.capture(tiny("gpt2"), [random_ids(5, seed) for seed in range(9)], positions="last")
     shape = measure_geometry(states, bits=(None,))
-    save_figures({"lengths": length_figure({"gpt2": {5: shape, 10: shape}})}, tmp_path, ("svg", "pdf"))
-    assert b"normalised margin" in (tmp_path / "lengths.svg").read_bytes()
+    figure = length_figure({"gpt2": {5: shape, 10: shape}})
+    save_figures({"lengths": figure}, tmp_path, ("svg", "pdf"))
+    save_figures({"lengths": figure}, tmp_path / "again", ("svg",))
+    drawn = (tmp_path / "lengths.svg").read_bytes()
+    assert b"normalised margin" in drawn
+    assert drawn == (tmp_path / "again" / "lengths.svg").read_bytes(), "plotly's random ids are gone"
     assert (tmp_path / "lengths.pdf").read_bytes().startswith(b"%PDF")
 
 

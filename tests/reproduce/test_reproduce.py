@@ -189,7 +189,7 @@ def test_what_is_written(tmp_path: Path, tiny_model: LanguageModel) -> None:
 
 def test_cells_stay_in_their_columns() -> None:
     row = Row("a|b\nc", "<b>", "1", {})
-    found = Reproduction("x", "p", "t", "small", {}, {}, (row,), (), (), {}, 0.0)
+    found = Reproduction("x", "p", "t", "small", {}, {}, (row,), (), (), {}, 0.0, {})
     assert "| a\\|b c | <b> | 1 |  |" in found.markdown()
     assert "&lt;b&gt;" in found._repr_html_()
 

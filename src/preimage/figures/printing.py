@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
@@ -33,7 +34,8 @@ def save_figures(
             if kind == "html":
                 write_text(path, figure.to_html(include_plotlyjs=True, div_id=name))
             else:
-                write_bytes(path, _printed(figure, kind))
+                image = _printed(figure, kind)
+                write_bytes(path, _same_ids(image) if kind == "svg" else image)
 
 
 def _printed(figure: go.Figure, kind: str) -> bytes:
@@ -46,4 +48,12 @@ def _printed(figure: go.Figure, kind: str) -> bytes:
             f"A figure cannot be drawn as {kind}: {first_line(error)}",
             "Install preimage[print] and Chrome or Chromium, or write html.",
         ) from error
+    return image
+
+
+def _same_ids(image: bytes) -> bytes:
+    """An svg with numbers in place of plotly's random ids: the same figure, the same file."""
+    drawn = dict.fromkeys(re.findall(rb"\b(?:defs-|trace)([0-9a-f]{6})\b", image))
+    for number, one in enumerate(drawn):
+        image = re.sub(rb"(?<!#)" + one, b"%06d" % number, image)
     return image

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from preimage.progress import Progress, silent
 from preimage.reproduce.options import Sizes
 from preimage.reproduce.registry import item_of
 from preimage.reproduce.result import Reproduction
-from preimage.storage import Place, place_of, plain, write_table, write_text
+from preimage.storage import Place, place_of, plain, record, write_table, write_text
 
 
 def reproduce(
@@ -53,6 +54,7 @@ def reproduce(
         caveats=item.caveats,
         raw=plain(raw),
         seconds=time.perf_counter() - began,
+        record=record() | {"command": [Path(sys.argv[0]).name, *sys.argv[1:]]},
     )
     if out is not None:
         place = place_of(out)

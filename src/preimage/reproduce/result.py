@@ -33,7 +33,7 @@ class Reproduction(Saved):
     """One item of a paper beside what was measured.
 
     ``differs``: what of the set-up is not the paper's. ``caveats``: what has to be known to read the numbers.
-    ``raw``: whatever was measured, whole.
+    ``raw``: whatever was measured, whole. ``record``: versions, machine, date, command, commit.
     """
 
     _kind = "reproduction"
@@ -49,6 +49,7 @@ class Reproduction(Saved):
     caveats: tuple[str, ...]
     raw: dict[str, Any]
     seconds: float
+    record: dict[str, Any]
 
     @property
     def table(self) -> list[dict[str, Any]]:
