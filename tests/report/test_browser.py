@@ -306,7 +306,8 @@ def test_the_policy_holds_even_if_an_element_slipped_through(
       add("script", { src: "http://example.com/a.js" });
       add("img", { src: "http://example.com/a.png" });
       add("iframe", { src: "http://example.com/" });
-      add("p", { innerHTML: "<svg onload='window.pwned = 2'></svg>" });
+      add("p", { innerHTML: "<b onclick='window.pwned = 2'></b>" });
+      document.body.lastElementChild.firstElementChild.click();
     })()""")
     tried = tab.call(
         "Runtime.evaluate", allowUnsafeEvalBlockedByCSP=False, returnByValue=True, awaitPromise=True,

@@ -308,8 +308,12 @@ class PromptReading:
     def _is_strange(self, at: int, weighed: Weighed) -> bool:
         """Whether the likeliest token is far further off than right ones are, and hardly nearer than others.
 
-        Then the right one may be one that a proposer ranks low, and the whole vocabulary is worth a scan.
+        Then the right one may be one that a proposer ranks low, and the whole vocabulary is worth a scan. In
+        white noise what is strange behind something strange, or behind a drowned beginning, is so for that.
         """
+        known = at > 0 and self._weighed[at - 1] is None
+        if self._noise is not None and not known and (at < 2 or not self._is_usual(at - 1)):
+            return False
         level = self._levels[self._sinks[at]]
         second = min(weighed.distances[1:], default=math.inf)
         alone = second > _APART * weighed.distances[0]

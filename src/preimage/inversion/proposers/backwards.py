@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -43,6 +44,10 @@ _FREQUENCY = 2.0  # weight of how often a token occurs in text
 _UNSEEN = 0.3  # times that a token is counted which does not
 _LARGEST = 8.0  # standardised coordinates beyond this are cut
 _LARGEST_FILE = 2**27  # bytes of readers that are kept on disk
+
+# Prompts that are fitted on, and those of them that are text.
+Drawn: TypeAlias = tuple[Int[Tensor, "prompt position"], Int[Tensor, "some position"] | None]
+_drawn: WeakKeyDictionary[LanguageModel, tuple[tuple[object, int], Drawn]] = WeakKeyDictionary()
 
 # What is seen of prompts of one length: the states at every position.
 See: TypeAlias = Callable[[Int[Tensor, "prompt position"]], Float[Tensor, "prompt position d"]]
@@ -140,10 +145,16 @@ def _cache_path(model: LanguageModel, name: str) -> Path:
     return folder / f"{name}-{model.device.type}-v{_RECIPE}.safetensors"
 
 
-def _prompts(
-    model: LanguageModel, d_features: int
-) -> tuple[Int[Tensor, "prompt position"], Int[Tensor, "some position"] | None]:
-    """Short prompts to fit on: text, what the model writes, random tokens; and those that are text."""
+def _prompts(model: LanguageModel, d_features: int) -> Drawn:
+    """Short prompts to fit on: the same for every layer, written once."""
+    known = _drawn.get(model)
+    if known is None or known[0] != (model.edition, d_features):
+        known = _drawn[model] = (model.edition, d_features), _draw(model, d_features)
+    return known[1]
+
+
+def _draw(model: LanguageModel, d_features: int) -> Drawn:
+    """Text, what the model writes, random tokens; and those that are text."""
     length = min(LONGEST_READ, model.max_length or LONGEST_READ)
     rows = max(_FEWEST_ROWS, min(_ROWS_PER_FEATURE * d_features, by_device(_MOST_ROWS, model.device)))
     own = written_by(model, int(_WRITTEN * rows), length)
