@@ -29,7 +29,6 @@ from preimage.storage import Place, Run
 
 _FIRST, _MOST = {"cpu": 2, "cuda": 25}, 25  # prompts begun together: after each lot the clock is looked at
 _LEAST = 10.0  # seconds a prompt may take in any case: cut short, it would say little of an attacker
-_FEWEST = 4  # prompts that a cell's share has room for, however long they take
 _SAMPLES = 20
 _PAYS = 128  # prompts times cells from which a pass over the whole vocabulary saves more than it costs
 
@@ -244,7 +243,7 @@ class _Audit:
     def _read(
         self, seen: list[Tensor], layer: Layer, exposure: Exposure, told: Observation
     ) -> list[Inversion]:
-        seconds = self._options.search_seconds if exposure.one_vector else max(_LEAST, self._share / _FEWEST)
+        seconds = self._options.search_seconds if exposure.one_vector else max(_LEAST, self._share / len(self._ids))
 
         def watch(done: int, total: int, note: str) -> None:
             self._progress(self._done, self._total, f"{exposure.spec}, layer {layer}: {note} {done}/{total}")
