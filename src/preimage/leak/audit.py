@@ -243,7 +243,8 @@ class _Audit:
     def _read(
         self, seen: list[Tensor], layer: Layer, exposure: Exposure, told: Observation
     ) -> list[Inversion]:
-        seconds = self._options.search_seconds if exposure.one_vector else max(_LEAST, self._share / len(self._ids))
+        part = max(_LEAST, self._share / len(self._ids))
+        seconds = self._options.search_seconds if exposure.one_vector else part
 
         def watch(done: int, total: int, note: str) -> None:
             self._progress(self._done, self._total, f"{exposure.spec}, layer {layer}: {note} {done}/{total}")
