@@ -138,3 +138,13 @@ def test_settings_that_were_cut_short_are_no_evidence_of_safety() -> None:
     found = break_even(curve)
     assert found is not None
     assert found.exposure == "noise:500"
+
+
+def test_a_defence_that_was_cut_short_is_not_said_to_fail(audit: LeakAudit) -> None:
+    short = replace(audit, cells=(cell("noise:5", 9), cell("noise:500", 1, untried=2)))
+    said = " ".join(judge(short).findings)
+    assert "too few prompts were tried" in said
+    assert "leaves 10.0% readable, of the 1 prompts tried" in said
+    assert "no setting tried" not in said
+    open_ = replace(audit, cells=(cell("noise:5", 9), cell("noise:500", 8, untried=2)))
+    assert "no setting tried keeps half of the tokens unread" in " ".join(judge(open_).findings)

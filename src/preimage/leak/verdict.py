@@ -108,9 +108,13 @@ def _curve_in_words(family: str, layer: Layer, curve: tuple[LeakCell, ...]) -> s
     if at is None:
         last = ordered[-1]
         cost = f", where {last.utility.top1_changed:.0%} of next tokens change" if last.utility else ""
+        some = f", of the {last.tried} prompts tried" if last.untried else ""
+        claim = "no setting tried keeps half of the tokens unread"
+        if last.tokens < READ:
+            claim = "too few prompts were tried to say from where half of the tokens are unread"
         return (
-            f"Layer {layer}, {family}: no setting tried keeps half of the tokens unread; the strongest "
-            f"({last.about}){cost} leaves {last.tokens:.1%} readable."
+            f"Layer {layer}, {family}: {claim}; the strongest ({last.about}){cost} leaves {last.tokens:.1%} "
+            f"readable{some}."
         )
     cost = ""
     if at.utility is not None:
