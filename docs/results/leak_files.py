@@ -1,7 +1,7 @@
 """A folder as engines leave it, with the default model's numbers in it, and what `preimage leak` reads there.
 
     python docs/results/leak_files.py write FOLDER          # and FOLDER.json: the prompts, beside it
-    preimage leak FOLDER --model smollm2 --layers 2,15,28 --out RUN --json > FOUND.json
+    preimage leak FOLDER --model smollm2 --layers 2,15,28 --stored bf16 --out RUN --json > FOUND.json
     python docs/results/leak_files.py judge FOLDER FOUND.json SECONDS docs/results/raw/leak-files.json
 
 The prompts are windows of prose that no lens was trained on; the model computes in bfloat16, as a service
@@ -59,7 +59,7 @@ def write(folder: Path) -> None:
     for ids in prompts["pages"]:
         for name, page in pages(model, ids, 16, "sglang"):
             path = folder / "pages" / f"{name.hex()}_smollm2_0_1.bin"
-            write_numbers(path, page)  # 2 x layer x token x width, layer_first
+            write_numbers(path, page.transpose(1, 2))  # page_first: 2 x token x layer x width
     for ids in prompts["lm"]:
         for name, page in pages(model, ids, 256, "lmcache-builtin"):
             signed = int.from_bytes(name, "big", signed=True)
@@ -111,7 +111,7 @@ def beside(folder: Path) -> Path:
 def judge(folder: Path, found: Path, seconds: float, out: Path) -> None:
     """What was read of each kind, held against what was asked."""
     prompts: Prompts = json.loads(beside(folder).read_text())
-    audit = json.loads(found.read_text())
+    audit = json.loads(found.read_text())["results"]
     read: list[dict[str, Any]] = audit["prompts"]
     kinds = []
     for kind in dict.fromkeys(one["kind"] for one in read):

@@ -132,6 +132,25 @@ def test_pages_of_one_token_are_read_from_names_alone(tmp_path: Path) -> None:
     assert found.prompts[0].how == "the names of its pages alone"
 
 
+def test_pages_that_cannot_be_read_are_said_to_be_unread(tmp_path: Path, model: LanguageModel) -> None:
+    """Their name says whose they are; nothing says the type of their numbers, unless the user does."""
+    whole = cached(model, IDS).transpose(1, 2).to(torch.bfloat16).contiguous()  # page_first
+    for number, name in enumerate(SCHEMES["sglang"].digests(IDS, PAGE)):
+        numbers = whole[:, number * PAGE : (number + 1) * PAGE].contiguous().view(torch.int16).numpy()
+        (tmp_path / f"{name.hex()}_tiny_0_1.bin").write_bytes(numbers.tobytes())
+    write_vllm(tmp_path / "cmpl-1-0.safetensors", model, OTHER)
+    found = read_files(tmp_path, model)
+    assert [why for _, why in found.unread] == [found.unread[0][1]] * 2
+    assert "Say it with stored" in found.unread[0][1]
+    assert not found.complete
+    verdict = judge_files(found)
+    assert "Every prompt" not in verdict.headline
+    assert sum("Say it with stored" in line for line in verdict.not_tried) == 2
+    told = read_files(tmp_path, model, told=Told(stored="bf16"))
+    assert told.complete
+    assert ids_of(told, "SGLang", "recovered") == {tuple(IDS)}
+
+
 def test_a_single_bad_file_is_an_error(tmp_path: Path, model: LanguageModel) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes((10 * 2**30).to_bytes(8, "little") + b"{}")

@@ -80,7 +80,7 @@ def read_files(
         kinds=_kinds(found),
         prompts=tuple(prompts[:LISTED]),
         total=len(prompts),
-        unread=tuple((str(path), why) for path, why in found.unread) + tuple(work.failed),
+        unread=tuple((str(path), why) for path, why in found.unread) + work.failed,
         others=found.others,
         seconds=time.perf_counter() - began,
     )
@@ -131,7 +131,8 @@ class _Reading:
 
     def __init__(self, model: LanguageModel | None, timeout: float, progress: Progress) -> None:
         self._model, self._timeout, self._progress = model, timeout, progress
-        self.failed: list[tuple[str, str]] = []
+        self._failed: dict[int, tuple[str, str]] = {}  # by part
+        self._named: set[int] = set()  # parts that were read by their names alone
 
     # Prompts whose states are there from the beginning.
 
@@ -190,7 +191,12 @@ class _Reading:
         return invert(self._model, rows, seen.layer, observe=seen.observation, timeout=self._timeout)
 
     def _fail(self, part: _Part, why: str) -> None:
-        self.failed.append((part.piece.name, why))
+        self._failed.setdefault(id(part), (part.piece.name, why))  # the first reason is the nearest
+
+    @property
+    def failed(self) -> tuple[tuple[str, str], ...]:
+        """What was not read, and why."""
+        return tuple(self._failed.values())
 
     # Pages of caches.
 
@@ -218,6 +224,8 @@ class _Reading:
             if read is not None:
                 why = "No name here is made of these ids: a salt or a missing page may stand before them."
                 yield self._paged([paged[index]], read, "likely", why)
+            elif self._model is not None and id(paged[index]) not in self._named:
+                self._fail(paged[index], _why_unread(paged[index]))
 
     def _page_ids(self, paged: Sequence[_Part]) -> list[tuple[int, ...] | None]:
         """The ids of every page from the values of the first block; None where they are not there."""
@@ -279,6 +287,7 @@ class _Reading:
             read = read_names(list(of), scheme, 1, size, budget=max(200_000_000, size * len(of) * 2))
             for prompt in read.prompts:
                 own = [of[name] for name in prompt.names]
+                self._named.update(map(id, own))
                 found = self._paged(
                     own, prompt.token_ids, "recovered",
                     f"Read from the names of {_pages(len(own))} of one token alone, which are made of these "
@@ -308,6 +317,15 @@ def _first_values(piece: Piece) -> Seen | None:
 def _deepest_values(piece: Piece) -> Seen | None:
     values = [seen for seen in piece.seen if seen.observation.place == "values"]
     return max(values, key=lambda seen: int(seen.layer), default=None)
+
+
+def _why_unread(part: _Part) -> str:
+    """Of a page that nothing was read of."""
+    if not part.piece.seen:
+        return part.holding.notes[-1] if part.holding.notes else "Its numbers cannot be read."
+    if _first_values(part.piece) is None:
+        return "The values of the first block are not in it: pages are read from these."
+    return "The values of its first block are of no tokens of this model."
 
 
 def _place(seen: Seen) -> str:
