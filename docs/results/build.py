@@ -15,7 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SCRIPTS = {"geometry.md": "geometry_page", "observations.md": "observations_page"}
+SCRIPTS = {"geometry.md": "geometry_page", "observations.md": "observations_page", "leak.md": "leak_page"}
 
 
 def tables(text: str) -> list[str]:
@@ -68,7 +68,8 @@ def main() -> None:
         name: rebuilt((HERE / name).read_text("utf-8"), printed(script, not check))
         for name, script in SCRIPTS.items()
     }
-    pages["papers.md"] = importlib.import_module("papers").text()
+    if (HERE / "raw" / "papers").is_dir():
+        pages["papers.md"] = importlib.import_module("papers").text()
     for name, page in pages.items():
         path = HERE / name
         if not path.is_file() or path.read_text("utf-8") != page:

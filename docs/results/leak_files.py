@@ -112,7 +112,7 @@ def judge(folder: Path, found: Path, seconds: float, out: Path) -> None:
     """What was read of each kind, held against what was asked."""
     prompts: Prompts = json.loads(beside(folder).read_text())
     audit = json.loads(found.read_text())["results"]
-    read: list[dict[str, Any]] = audit["prompts"]
+    read: list[dict[str, Any]] = [one for one in audit["prompts"] if one["token_ids"]]  # text has none
     kinds = []
     for kind in dict.fromkeys(one["kind"] for one in read):
         here = [one for one in read if one["kind"] == kind]

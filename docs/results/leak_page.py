@@ -4,6 +4,8 @@ python docs/results/leak_page.py          # tables on stdout, defences.svg into 
 """
 
 import json
+import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -87,18 +89,8 @@ def perplexity(cell: LeakCell | None) -> str:
     return "" if cell is None or cell.utility is None else f"{cell.utility.perplexity:.4g}"
 
 
-def bounds(audit: LeakAudit) -> None:
-    """How far the nearest other token is, and how much noise D/2 allows."""
-    rows = []
-    for layer, away in audit.margins.items():
-        ordered = sorted(away)
-        few = (ordered[0], ordered[len(ordered) // 2], ordered[-1])
-        rows.append([str(layer), str(len(away)), *(f"{100 * one / 2:.3g} %" for one in few)])
-    table(["layer", "positions", "D/2, least", "median", "most"], rows)
-
-
-def figure(audit: LeakAudit) -> None:
-    """Tokens read under white noise, and next tokens that change."""
+def figure(audit: LeakAudit, away: dict[str, Any]) -> None:
+    """Tokens read under white noise, next tokens that change, and where the median D/2 lies."""
     drawn = go.Figure()
     for layer, colour in zip(audit.layers, COLOURS, strict=False):
         curve = audit.curve("noise", layer)
@@ -111,6 +103,11 @@ def figure(audit: LeakAudit) -> None:
         drawn.add_scatter(
             x=strength, y=changed, name=f"layer {layer}: next token changed", line=line | {"dash": "dot"}
         )
+        middle = statistics.median(one for at, some in away[str(layer)].items() if at != "0" for one in some)
+        drawn.add_scatter(
+            x=[50 * middle] * 2, y=[0, 1], mode="lines", line=line | {"dash": "dash", "width": 1},
+            name=f"layer {layer}: median D/2",
+        )  # fmt: skip
     drawn.update_layout(
         title="White noise as a defence: what is still read, and what it costs (SmolLM2-135M)",
         xaxis={"title": "length of the noise, % of the state's", "type": "log"},
@@ -125,7 +122,7 @@ def files(document: dict[str, Any]) -> None:
     rows = [
         [one["kind"], str(one["prompts"]), str(one["right"]), str(one["tokens"]),
          ", ".join(f"{count} {status}" for status, count in one["statuses"].items()),
-         "; ".join(one["proofs"])]
+         " ".join({re.sub(r"[0-9.]+", "", proof): proof for proof in one["proofs"]}.values())]
         for one in document["kinds"]
     ]  # fmt: skip
     table(["kind", "prompts", "right", "tokens", "status", "proof"], rows)
@@ -136,8 +133,7 @@ def main() -> None:
     standard(LeakAudit.from_dict(read("leak-cpu.json")["audit"]))
     strengths = LeakAudit.from_dict(read("leak-defences-cpu.json")["audit"])
     defences(strengths)
-    bounds(strengths)
-    figure(strengths)
+    figure(strengths, read("noise-margins.json")["margins"])
     files(read("leak-files.json"))
 
 
