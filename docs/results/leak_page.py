@@ -31,7 +31,8 @@ def shown(cell: LeakCell | None) -> str:
     if cell is None or not cell.tried:
         return ""
     whole = sum(one.exact for one in cell.prompts)
-    return f"{whole} of {cell.tried}" + ("" if whole == cell.tried else f" ({100 * cell.tokens:.1f} %)")
+    text = f"{whole} of {cell.tried}" + ("" if whole == cell.tried else f" ({100 * cell.tokens:.1f} %)")
+    return text + (f", {cell.hurried} in haste" if cell.hurried else "")
 
 
 def standard(audit: LeakAudit) -> None:

@@ -113,8 +113,10 @@ def test_utility_is_that_of_the_models_own_logits(name: str, layer: int | str) -
     assert other.kl > 0
 
 
-def cell(spec: str, tokens: int, untried: int = 0, changed: float = 0.9) -> LeakCell:
-    read = PromptRead("likely", 10, tokens, tokens == 10, 0, 0, 0.5, 0.1, 30)
+def cell(
+    spec: str, tokens: int, untried: int = 0, changed: float = 0.9, *, hurried: bool = False
+) -> LeakCell:
+    read = PromptRead("likely", 10, tokens, tokens == 10, 0, 0, 0.5, 0.1, 30, hurried)
     return LeakCell(
         spec, spec, 3, (read,), untried, "time" if untried else "", 0.0, 0.1, Utility(1.0, changed, 9.0, 3.0)
     )
@@ -138,12 +140,35 @@ def test_settings_that_were_cut_short_are_no_evidence_of_safety() -> None:
     found = break_even(curve)
     assert found is not None
     assert found.exposure == "noise:500"
+    found = break_even((cell("noise:5", 9), cell("noise:50", 1, hurried=True), cell("noise:500", 2)))
+    assert found is not None
+    assert found.exposure == "noise:500"
+
+
+def test_every_prompt_is_looked_at_however_little_time_there_is() -> None:
+    specs = ("float32", "int4", "noise:20", "permuted")
+    some = [[*range(first, first + 9)] for first in range(1, 21)]
+    audit = measure_leak(tiny("llama"), some, [2], exposures=specs, minutes=1e-6)
+    assert [(cell.tried, cell.untried, cell.why) for cell in audit.cells] == [(20, 0, "")] * 4
+    noisy, exact = audit.at("noise:20", 2), audit.at("float32", 2)
+    assert noisy is not None
+    assert exact is not None
+    assert noisy.hurried, "none of them can be verified, and no time was left"
+    assert exact.hurried < 20, "what verifies within a glance is not called hurried"
+    assert all(one.status not in ("recovered", "ambiguous") for one in noisy.prompts if one.hurried)
+    said = " ".join(judge(audit).not_tried)
+    assert f"noise:20 at layer 2: {noisy.hurried} of 20 prompts were not read to the end" in said
+    slow = measure_leak(tiny("llama"), some, [2], exposures=("noise:20",), minutes=5.0)
+    cell = slow.at("noise:20", 2)
+    assert cell is not None
+    assert cell.hurried == 0
+    assert cell.tokens >= noisy.tokens
 
 
 def test_a_defence_that_was_cut_short_is_not_said_to_fail(audit: LeakAudit) -> None:
     short = replace(audit, cells=(cell("noise:5", 9), cell("noise:500", 1, untried=2)))
     said = " ".join(judge(short).findings)
-    assert "too few prompts were tried" in said
+    assert "too few prompts were read to the end" in said
     assert "leaves 10.0% readable, of the 1 prompts tried" in said
     assert "no setting tried" not in said
     open_ = replace(audit, cells=(cell("noise:5", 9), cell("noise:500", 8, untried=2)))

@@ -66,7 +66,7 @@ def leak(
         int, typer.Option(help="Positions a layer at which D is measured over the whole vocabulary; slow.")
     ] = 0,
     minutes: Annotated[
-        float, typer.Option(help="For all cells; with too few, some read fewer prompts, and say so.")
+        float, typer.Option(help="For all cells; with too few, prompts are read in haste, and it is said.")
     ] = 25.0,
     searched: Annotated[int, typer.Option(help="Prompts that are searched for from one vector.")] = 10,
     timeout: Annotated[float, typer.Option(help="Of files: seconds a prompt may cost.")] = 60.0,
@@ -235,7 +235,11 @@ def _cell(cell: LeakCell | None) -> str:
         return ""
     if not cell.tried:
         return "not tried"
-    return f"{cell.tokens:.1%} ({cell.exact:.0%})" + (f" of {cell.tried}" if cell.untried else "")
+    return (
+        f"{cell.tokens:.1%} ({cell.exact:.0%})"
+        + (f" of {cell.tried}" if cell.untried else "")
+        + (f", {cell.hurried} in haste" if cell.hurried else "")
+    )
 
 
 def _finish_files(audit: FilesAudit, out: Path | None, json: bool) -> int:

@@ -18,7 +18,7 @@ from preimage.layers import Layer, LayerSpec, parse_layers
 from preimage.leak.exposures import Exposure
 from preimage.leak.margins import measure_margins
 from preimage.leak.options import LeakChanges, LeakOptions
-from preimage.leak.result import SURE, LeakAudit, LeakCell, PromptRead, Utility
+from preimage.leak.result import SURE, VERIFIED, LeakAudit, LeakCell, PromptRead, Utility
 from preimage.leak.utility import filled, guessed, measure_utility
 from preimage.models import LanguageModel
 from preimage.observations import Observation
@@ -27,8 +27,9 @@ from preimage.prompts import PromptSet
 from preimage.states import States, capture, encode_all
 from preimage.storage import Place, Run
 
-_FIRST, _MOST = {"cpu": 2, "cuda": 25}, 25  # prompts begun together: after each lot the clock is looked at
-_LEAST = 10.0  # seconds a prompt may take in any case: cut short, it would say little of an attacker
+_LOT = {"cpu": 1, "cuda": 25}  # prompts begun together: after each lot the clock is looked at
+_GLANCE = 0.05  # seconds a prompt may take in any case: what is proposed is read then
+_ONE_SECRET = 10.0  # the same where all prompts share a secret, which is found out once for all
 _SAMPLES = 20
 _PAYS = 128  # prompts times cells from which a pass over the whole vocabulary saves more than it costs
 
@@ -182,39 +183,28 @@ class _Audit:
         plain = self.rows(exposure.seen.place, layer)
         few = exposure.one_vector and len(plain) > self._options.searched
         some = range(self._options.searched if few else len(plain))
-        found: dict[int, Inversion] = {}
-        setup, why = 0.0, f"{len(some)} prompts were searched for" if few else ""
-        utility = None
+        found: dict[int, PromptRead] = {}
+        why = f"{len(some)} prompts were searched for" if few else ""
+        utility, self._setup = None, 0.0
         for prompts in self._groups(exposure, some):
             seen, told = exposure.of([plain[index] for index in prompts], self._options.seed)
             if utility is None and len(prompts) == len(plain):
                 utility = self._utility(exposure, layer, plain, seen, told)
-            at, first = 0, self._at_first(exposure, len(prompts))
-            while at < len(prompts):
-                limited = found and not exposure.one_vector  # searches have limits of their own
-                size = self._affordable(began, setup, len(found)) if limited else first
-                if not size:
-                    why = f"after {time.perf_counter() - began:.0f} s its share of the time was over"
-                    break
-                lot = range(at, min(at + size, len(prompts)))
-                at = lot.stop
-                try:
-                    results = self._read([seen[index] for index in lot], layer, exposure, told)
-                except StatesError as error:  # how coordinates were changed was not found out
-                    why = f"{error.message} {error.hint}"
-                    break
-                setup += results[0].setup_seconds
-                found |= {prompts[index]: one for index, one in zip(lot, results, strict=True)}
+            by_index = dict(zip(prompts, seen, strict=True))
+            try:
+                self._read_all(found, by_index, layer, exposure, told, began)
+            except StatesError as error:  # how coordinates were changed was not found out
+                why = f"{error.message} {error.hint}"
         self._done += 1
         self._left -= 1
         return LeakCell(
             exposure=exposure.spec,
             about=exposure.about,
             layer=layer,
-            prompts=tuple(read_of(one, self._ids[index]) for index, one in sorted(found.items())),
+            prompts=tuple(one for _, one in sorted(found.items())),
             untried=len(plain) - len(found),
             why=why if len(found) < len(plain) else "",
-            setup_seconds=setup,
+            setup_seconds=self._setup,
             seconds=time.perf_counter() - began,
             utility=utility,
         )
@@ -228,28 +218,55 @@ class _Audit:
             by_length.setdefault(len(self._ids[index]), []).append(index)
         return list(by_length.values())
 
-    def _at_first(self, exposure: Exposure, count: int) -> int:
-        """How many prompts to begin together first; a secret that all share is looked for in all at once."""
-        if exposure.seen.permuted or exposure.seen.rotated:
-            return count
-        return 1 if exposure.one_vector else by_device(_FIRST, self._model.device)
+    def _read_all(
+        self,
+        found: dict[int, PromptRead],
+        seen: dict[int, Tensor],
+        layer: Layer,
+        exposure: Exposure,
+        told: Observation,
+        began: float,
+    ) -> None:
+        """Read prompts, each in an equal part of the time that is left; then once more what that cut short.
 
-    def _affordable(self, began: float, setup: float, read: int) -> int:
-        """How many more to begin together: what fits into the time that is left, none where it is over."""
-        spent = time.perf_counter() - began
-        left = self._share - spent
-        return min(_MOST, max(1, int(left * read / max(1e-9, spent - setup)))) if left > 0 else 0
+        So every prompt is at least looked at, and what quick ones leave goes to the slow ones.
+        """
+        secret = exposure.seen.permuted or exposure.seen.rotated  # of all: looked for in all at once
+        size = len(seen) if secret else by_device(_LOT, self._model.device)
+        order = list(seen)
+        for again in (False, True):
+            for at in range(0, len(order), size):
+                lot, left = order[at : at + size], self._share - (time.perf_counter() - began)
+                if again and left <= 0:
+                    return
+                part = left if again else left / (len(order) - at)
+                part = max(part, _ONE_SECRET if secret else _GLANCE)
+                found |= self._read(lot, seen, layer, exposure, told, part)
+            if secret or exposure.one_vector:  # which has limits of its own
+                return
+            order = [index for index in order if found[index].hurried]
 
     def _read(
-        self, seen: list[Tensor], layer: Layer, exposure: Exposure, told: Observation
-    ) -> list[Inversion]:
-        part = max(_LEAST, self._share / len(self._ids))
-        seconds = self._options.search_seconds if exposure.one_vector else part
+        self,
+        lot: Sequence[int],
+        seen: dict[int, Tensor],
+        layer: Layer,
+        exposure: Exposure,
+        told: Observation,
+        part: float,
+    ) -> dict[int, PromptRead]:
+        """Some prompts, each in so many seconds; those of one pass share what they have together."""
+        shared = 1 if self._model.device.type == "cpu" else len(lot)
+        seconds = self._options.search_seconds if exposure.one_vector else part * shared
 
         def watch(done: int, total: int, note: str) -> None:
             self._progress(self._done, self._total, f"{exposure.spec}, layer {layer}: {note} {done}/{total}")
 
-        return invert(self._model, seen, layer, observe=told, timeout=seconds, progress=watch)
+        rows = [seen[index] for index in lot]
+        results = invert(self._model, rows, layer, observe=told, timeout=seconds, progress=watch)
+        self._setup += results[0].setup_seconds
+        limit = None if exposure.one_vector else part
+        return {index: read_of(one, self._ids[index], limit) for index, one in zip(lot, results, strict=True)}
 
     def _utility(
         self, exposure: Exposure, layer: Layer, plain: list[Tensor], seen: list[Tensor], told: Observation
@@ -274,8 +291,8 @@ class _Audit:
         return {"share": guessed(self._model, self._ids, self.rows("residual", "final"))}
 
 
-def read_of(found: Inversion, truth: Sequence[int]) -> PromptRead:
-    """What an inversion gave away, beside the truth."""
+def read_of(found: Inversion, truth: Sequence[int], limit: float | None = None) -> PromptRead:
+    """What an inversion gave away, beside the truth. ``limit``: the seconds that it had."""
     read = found.reading.token_ids
     same = [a == b for a, b in zip(read, truth, strict=False)]
     same += [False] * (max(len(read), len(truth)) - len(same))
@@ -291,4 +308,5 @@ def read_of(found: Inversion, truth: Sequence[int]) -> PromptRead:
         confidence=sum(confidence) / len(confidence) if confidence else 0.0,
         seconds=found.seconds,
         forward_tokens=found.forward_tokens,
+        hurried=limit is not None and found.seconds >= limit and found.status not in VERIFIED,
     )

@@ -12,6 +12,7 @@ from preimage.layers import Layer
 from preimage.storage import Saved
 
 SURE = 0.99  # confidence from which a token is called sure
+VERIFIED = ("recovered", "ambiguous")  # statuses of what reproduces the states
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class PromptRead:
 
     ``right``: tokens of the reading that are the prompt's, in place. ``sure``: tokens the reading is at least
     ``SURE`` of, ``sure_right`` those of them that are right. ``confidence``: the mean over positions.
+    ``hurried``: its time was over before it was read to the end, and some of it is only what is proposed.
     """
 
     status: Status
@@ -31,6 +33,7 @@ class PromptRead:
     confidence: float
     seconds: float
     forward_tokens: int
+    hurried: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,11 @@ class LeakCell(Saved):
         return len(self.prompts)
 
     @property
+    def hurried(self) -> int:
+        """Prompts of which the time was over before they were read to the end."""
+        return sum(one.hurried for one in self.prompts)
+
+    @property
     def exact(self) -> float:
         """The share of prompts read whole, verified or not."""
         return _share(sum(one.exact for one in self.prompts), self.tried)
@@ -77,9 +85,7 @@ class LeakCell(Saved):
     @property
     def verified(self) -> float:
         """The share of prompts read whole and verified against the states."""
-        return _share(
-            sum(one.exact and one.status in ("recovered", "ambiguous") for one in self.prompts), self.tried
-        )
+        return _share(sum(one.exact and one.status in VERIFIED for one in self.prompts), self.tried)
 
     @property
     def tokens(self) -> float:
@@ -117,7 +123,8 @@ class LeakCell(Saved):
         utility = {} if self.utility is None else asdict(self.utility)
         return {
             "exposure": self.exposure, "layer": str(self.layer), "tried": self.tried, "untried": self.untried,
-            "exact": self.exact, "verified": self.verified, "tokens": self.tokens, "wrong": self.wrong,
+            "hurried": self.hurried, "exact": self.exact, "verified": self.verified, "tokens": self.tokens,
+            "wrong": self.wrong,
             **counts, "sure_right": self.sure_right,
             "confidence": _share(sum(one.confidence for one in self.prompts), self.tried),
             "seconds_a_prompt": self.seconds_a_prompt, "passes": self.passes,

@@ -37,9 +37,12 @@ def judge(audit: LeakAudit) -> Verdict:
 def break_even(curve: Iterable[LeakCell]) -> LeakCell | None:
     """The weakest setting of a defence at which less than half of the tokens are read; None: it has none.
 
-    Only settings that were tried on every prompt count: what was cut short is no evidence of safety.
+    Only settings at which every prompt was read to the end count: what was cut short is no evidence of
+    safety.
     """
-    return next((cell for cell in curve if cell.tokens < READ and not cell.untried), None)
+    return next(
+        (cell for cell in curve if cell.tokens < READ and not cell.untried and not cell.hurried), None
+    )
 
 
 def _headline(audit: LeakAudit) -> tuple[str, str]:
@@ -111,7 +114,7 @@ def _curve_in_words(family: str, layer: Layer, curve: tuple[LeakCell, ...]) -> s
         some = f", of the {last.tried} prompts tried" if last.untried else ""
         claim = "no setting tried keeps half of the tokens unread"
         if last.tokens < READ:
-            claim = "too few prompts were tried to say from where half of the tokens are unread"
+            claim = "too few prompts were read to the end to say from where half of the tokens are unread"
         return (
             f"Layer {layer}, {family}: {claim}; the strongest ({last.about}){cost} leaves {last.tokens:.1%} "
             f"readable{some}."
@@ -171,6 +174,11 @@ def _not_tried(audit: LeakAudit) -> Iterable[str]:
             yield (
                 f"{cell.exposure} at layer {cell.layer}: {cell.untried} of {audit.prompts} prompts "
                 f"({cell.why})."
+            )
+        if cell.hurried:
+            yield (
+                f"{cell.exposure} at layer {cell.layer}: {cell.hurried} of {audit.prompts} prompts were not "
+                f"read to the end in the {cell.seconds:.0f} s the cell took; more time may read more."
             )
     given = {Exposure.parse(exposure).family for exposure in audit.exposures}
     left = [name for name in FAMILIES if name not in given]

@@ -139,7 +139,8 @@ def _cell(cell: LeakCell | None) -> Cell:
         return Cell("not tried")
     tone: Tone = "bad" if cell.tokens >= READ else "warn" if cell.tokens > SAFE else "good"
     tried = f", {cell.tried} tried" if cell.untried else ""
-    return Cell(f"{cell.tokens:.1%}", tone, f"{cell.exact:.0%} whole{tried}")
+    hurried = f", {cell.hurried} in haste" if cell.hurried else ""
+    return Cell(f"{cell.tokens:.1%}", tone, f"{cell.exact:.0%} whole{tried}{hurried}")
 
 
 def _cost(cell: LeakCell) -> list[str]:
@@ -187,8 +188,9 @@ def _method(audit: LeakAudit) -> list[Part]:
             "recovered prompt gives the very states."
         ),
         Paragraph(
-            f"Time: {options['minutes']:g} minutes for all cells; one whose share was over before all "
-            "prompts were tried says of how many it is. One vector was searched for "
+            f"Time: {options['minutes']:g} minutes for all cells, each prompt of a cell an equal part of its "
+            "share. A prompt that this cut short (in haste) counts with what was read by then, and what was "
+            "only proposed for the rest: more time may read more. One vector was searched for "
             f"{options['search_seconds']:g} s a prompt, {options['searched']} prompts a cell. Seed of noise "
             f"and secrets: {options['seed']}."
         ),

@@ -28,6 +28,11 @@ class Budget:
         """Tests that may still be made."""
         return self._max_tests - self.tests
 
+    @property
+    def over(self) -> bool:
+        """Whether its time has passed."""
+        return self._timeout is not None and self.seconds > self._timeout
+
     def at_most(self, seconds: float) -> Budget:
         """What is left of it, and no more than so many seconds."""
         left = seconds if self._timeout is None else min(seconds, self._timeout - self.seconds)
@@ -37,5 +42,5 @@ class Budget:
         """Raise when so many tests, or any more time, may not be spent."""
         if self.tests_left < tests:
             raise BudgetSpentError(f"the budget of {self._max_tests} tests is spent")
-        if self._timeout is not None and self.seconds > self._timeout:
+        if self.over:
             raise BudgetSpentError(f"the time limit of {self._timeout:g} s has passed")

@@ -63,6 +63,9 @@ class Evidence:
         noisy = [index for index in unseen if seen[index].noise is not None and self._leans(observed[index])]
         read(noisy)
         open_ = [index for index in unseen if index not in reads or not self._judge(reads[index], 0).noise]
+        open_ = [
+            index for index in open_ if not budgets[index].over
+        ]  # whose time is over wants no more passes
         some = [observed[index] for index in open_]
         looks = [Diagnosis()] * len(results)
         diagnoses = diagnose(self._model, some, self._verifier.tap, self._proposer)
