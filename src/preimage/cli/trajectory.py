@@ -13,6 +13,8 @@ from preimage.cli.terminal import print_lines, print_result, print_table, progre
 from preimage.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
+    from preimage.progress import Progress
+    from preimage.training.options import TrajectoryOptions
     from preimage.training.result import Trajectory
 
 
@@ -29,6 +31,12 @@ def trajectory(
     probes: Annotated[int, typer.Option(help="Prompts to measure on.")] = 1000,
     length: Annotated[int, typer.Option(help="Tokens a probe.")] = 32,
     text: Annotated[Path | None, typer.Option(help="Train on this .txt, .jsonl or .parquet file.")] = None,
+    text_from: Annotated[
+        str | None, typer.Option(help="Train on text that this model writes: smollm2, a hub id, a folder.")
+    ] = None,
+    text_tokens: Annotated[
+        int, typer.Option(help="How many tokens it writes; kept in OUT.text.")
+    ] = 20_000_000,
     vocabulary: Annotated[int, typer.Option(help="Tokens of the tokenizer, which is trained first.")] = 4096,
     bits: Bits = "none",
     tf32: Annotated[bool, typer.Option("--tf32", help="Allow TF32 products in training, on a GPU.")] = False,
@@ -46,12 +54,16 @@ def trajectory(
         learning_rate=learning_rate, checkpoints=checkpoints, probes=probes, length=length,
         vocabulary=vocabulary, bits=parse_bits(bits), tf32=tf32, seed=seed,
     )  # fmt: skip
+    if text is not None and text_from is not None:
+        raise OptionError("--text and --text-from were given.", "Train on one of them.")
     texts = None if text is None else _read(text)
     import preimage
     from preimage.figures import parse_formats, save_figures, trajectory_figure
 
     formats = parse_formats(figures)
     with progress_bar() as progress:
+        if text_from is not None:
+            texts = _written(text_from, text_tokens, options, out, device, progress)
         run = preimage.train_trajectory(options, texts=texts, out=out, device=device, progress=progress)
     if out is not None:
         save_figures({"trajectory": trajectory_figure({run.model["name"]: run})}, out, formats)
@@ -81,6 +93,19 @@ def _read(path: Path) -> list[str]:
             raise PromptError(f"{name} holds token ids.", "Give text: its own tokenizer is trained on it.")
         texts.append(prompt)
     return texts
+
+
+def _written(
+    name: str, tokens: int, options: TrajectoryOptions, out: Path | None, device: str, progress: Progress
+) -> list[str]:
+    """What a model writes, in documents at least as long as the windows that are trained on."""
+    import preimage
+    from preimage.training import texts_written_by
+
+    kept = None if out is None else out.with_name(f"{out.name}.text")
+    length = 2 * max(options.window, options.length)
+    writer = preimage.load(name, device=device)
+    return texts_written_by(writer, tokens, length=length, seed=options.seed, out=kept, progress=progress)
 
 
 def _show(run: Trajectory) -> None:
