@@ -73,7 +73,7 @@ def texts_written_by(
     *,
     length: int = 256,
     seed: int = 0,
-    out: Path | None = None,
+    out: str | Path | None = None,
     progress: Progress = silent,
 ) -> list[str]:
     """About so many tokens of text as a model writes it, in documents of ``length`` tokens.
