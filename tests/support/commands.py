@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,3 +68,25 @@ def interrupted(home: str, kind: str, method: str, times: int, *argv: object) ->
         finally:
             child.kill()
     return child.returncode, stdout, stderr
+
+
+def on_a_terminal(width: int, *argv: object, **environment: str) -> str:
+    """What a command shows on a real terminal of so many columns, stdout and stderr together."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    command = [sys.executable, "-m", "preimage", *map(str, argv)]
+    surroundings = os.environ | {"TERM": "xterm", "NO_COLOR": "1"} | environment
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=surroundings):
+        os.close(theirs)
+        shown = b""
+        while part := _read(ours):
+            shown += part
+    os.close(ours)
+    return shown.decode().replace("\r\n", "\n")
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # Linux's way to say that nobody writes any more
+        return b""

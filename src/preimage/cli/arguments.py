@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from preimage.cli.terminal import naming
 from preimage.errors import OptionError, StatesError
 from preimage.layers import parse_layer
 from preimage.observations import PLACES, POSITIONS, STORED, Observation
@@ -143,7 +144,7 @@ class StatesChoice:
 
         held = read_states_file(path, self.key, self.mask_key, at, self.scale_key)
         in_a_cache = self.observe in IN_A_CACHE or isinstance(held.states, list)
-        sizes = prepared.model if in_a_cache else prepared.known
+        sizes = load_named(prepared) if in_a_cache else prepared.known
         states = states_from(held.states, sizes, at, observe=observation, attention_mask=held.mask)
         return states, held.key
 
@@ -181,6 +182,12 @@ class PromptChoice:
         return prepared.prompts(list(self.texts or ()) or str(self.source), options, at_least=at_least)
 
 
+def load_named(prepared: Preparation) -> LanguageModel:
+    """The model, loaded while the terminal says so."""
+    with naming(f"loading {prepared.name}"):
+        return prepared.model
+
+
 def prepare(
     model: str,
     *choices: PromptChoice,
@@ -202,7 +209,7 @@ def prepare(
         (observe or Observation()).tap(layer, prepared.known.n_layers)
     for choice in choices:
         choice.of(prepared, at_least=at_least)
-    loaded = prepared.model
+    loaded = load_named(prepared)
     return loaded, [choice.of(prepared) for choice in choices]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,7 @@ from preimage.cli.elsewhere import (
     show_plan,
     working_on,
 )
-from preimage.cli.terminal import print_either, progress_bar
+from preimage.cli.terminal import print_lines, print_result, print_whole, progress_bar
 from preimage.errors import OptionError
 from preimage.observations import Observation
 
@@ -125,5 +126,8 @@ def _report(states: States, out: Path, json: bool) -> None:
         "observation": states.observation.where,
         "noise_floor": {str(k): v for k, v in states.noise_floor.items()},
     }  # fmt: skip
-    following = f"Next: preimage invert {out} --layer {states.layers[-1]}"
-    print_either(json, "capture", document, f"{states!r} in {out}", following)
+    if json:
+        print_result("capture", document)
+        return
+    print_lines(f"{states!r}", f"Written to {out}. What can be read from it:")
+    print_whole(f"  preimage invert {shlex.quote(str(out))} --layer {states.layers[-1]}")

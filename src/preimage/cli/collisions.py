@@ -20,6 +20,7 @@ from preimage.cli.elsewhere import (
     show_plan,
     working_on,
 )
+from preimage.cli.ending import print_written
 from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import OptionError
 
@@ -108,6 +109,8 @@ def collisions(
     else:
         for audit in audits.values():
             _show_audit(audit)
+        print_lines(_counted(sum(audit.unexplained for audit in audits.values())))
+        print_written(out)
     return FINDINGS if any(audit.unexplained for audit in audits.values()) else DONE
 
 
@@ -166,7 +169,13 @@ def continuations(
         print_result("continuations", {"results": scan.to_dict()})
     else:
         _show_scan(scan)
+        print_lines(_counted(scan.unexplained))
+        print_written(out)
     return FINDINGS if scan.unexplained else DONE
+
+
+def _counted(unexplained: int) -> str:
+    return f"{unexplained or 'No'} unexplained collision{'' if unexplained == 1 else 's'}."
 
 
 def _lengths(given: str | None, choice: arg.PromptChoice) -> list[int]:
@@ -216,6 +225,7 @@ def _show_audit(audit: CollisionAudit) -> None:
                  str(kind.unexplained)]
                 for kind in deepest.hard
             ],
+            prose=["explained"],
         )  # fmt: skip
     print_lines("")
     if deepest.spacing.closest:

@@ -28,7 +28,7 @@ def doctor(json: Json = False) -> int:
         print_result("doctor", {"checks": rows})
     else:
         rows_ = [["ok" if ok else "--", name, found] for name, ok, found in checks]
-        print_table("preimage doctor", ["", "what", "found"], rows_)
+        print_table("preimage doctor", ["", "what", "found"], rows_, prose=["found"])
     return DONE if all(ok for name, ok, _ in checks if not name.startswith("extra ")) else FINDINGS
 
 

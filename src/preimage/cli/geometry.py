@@ -21,6 +21,7 @@ from preimage.cli.elsewhere import (
     show_plan,
     working_on,
 )
+from preimage.cli.ending import print_written
 from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import OptionError
 from preimage.geometry.quantiser import GRANULARITIES, RANGES
@@ -196,6 +197,7 @@ def _finish(
     for name, rows in _tables(shape).items():
         print_table(name, _COLUMNS, rows)
     _show_unexplained("", shape)
+    print_written(out, first="layers")
 
 
 def _show_unexplained(name: str, shape: Geometry) -> None:
@@ -226,8 +228,7 @@ def _finish_sweep(sweep: GeometrySweep, out: Path | None, formats: tuple[str, ..
         for name, rows in _tables(run.geometry).items():
             print_table(f"{run.setting.name}: {name}", _COLUMNS, rows[-1:])
         _show_unexplained(f"{run.setting.name}: ", run.geometry)
-    if out is not None:
-        print_lines(f"All layers: {out / 'sweep.parquet'}")
+    print_written(out, first="layers")
 
 
 def _figures(shape: Geometry) -> dict[str, go.Figure]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ from preimage.cli.elsewhere import (
     show_plan,
     working_on,
 )
+from preimage.cli.ending import print_written
 from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import BundleError, OptionError
 from preimage.layers import parse_layer
@@ -121,7 +123,7 @@ def invert(
     named = model or ((manifest or {}).get("model") or {}).get("name") or "smollm2"
     prepared = Preparation(named, dtype=dtype, device=device, device_map=device_map)
     states, name = _open(path, manifest, choice, told, layer, prepared, any_model)
-    loaded = prepared.model
+    loaded = arg.load_named(prepared)
     if plan:
         _show_plan(loaded, states, layer, options, planned_workers(workers), json)
         return DONE
@@ -132,6 +134,9 @@ def invert(
     _print_json(results, states, name, loaded) if json else _show(results, loaded)
     if prove:
         _show_proofs(results, loaded, out, json)
+    if not json:
+        print_lines(_counted(results))
+        print_written(out)
     return DONE if all(result.status in ("recovered", "likely") for result in results) else FINDINGS
 
 
@@ -231,7 +236,7 @@ def _capture(choice: arg.PromptChoice, prepared: Preparation, layer: str | None)
     choice.of(prepared)  # wrong ones are refused before the weights are loaded, and torch
     from preimage.states import capture
 
-    loaded = prepared.model
+    loaded = arg.load_named(prepared)
     return capture(loaded, choice.of(prepared), at)  # as the loaded tokenizer has them
 
 
@@ -243,11 +248,11 @@ def _open_bundle(
     from preimage.states.bundle import open_bundle
 
     states = states_from(open_bundle(path, manifest), prepared.known, observe=told.observation)
-    sizes = prepared.model if states.observation.place in IN_A_CACHE else prepared.known
+    sizes = arg.load_named(prepared) if states.observation.place in IN_A_CACHE else prepared.known
     states.require_sizes(prepared.name, observed_width(sizes, states.observation), sizes.max_length)
     if not any_model:
         _check_files(prepared, states.model or {})
-        states.require_made_by(prepared.model)
+        states.require_made_by(arg.load_named(prepared))
     return states
 
 
@@ -310,7 +315,8 @@ def _show(results: list[Inversion], model: LanguageModel) -> None:
         if result.status in ("likely", "not_recovered"):
             shown = _marked(result, model)
         rows.append([str(index), result.status, shown, str(result.tests), f"{result.seconds:.1f} s"])
-    print_table("Recovered prompts", ["#", "status", "prompt", "tests", "time"], rows)
+    columns = ["#", "status", "prompt", "tests", "time"]
+    print_table("Recovered prompts", columns, rows, prose=["prompt"])
     if any(result.status in ("likely", "not_recovered") for result in results):
         print_lines(f"[token?]: less than {_DOUBTFUL:.0%} sure")
     for index, result in enumerate(results):
@@ -321,6 +327,14 @@ def _show(results: list[Inversion], model: LanguageModel) -> None:
         if result.status == "ambiguous":
             print_lines(f"{index}: {result.fitting}{'' if result.complete else ' or more'} prompts fit:")
             print_lines(*(f"  {list(ids)}" for ids in result.alternatives))
+
+
+def _counted(results: list[Inversion]) -> str:
+    """How many prompts were recovered, and what became of the others."""
+    statuses = Counter(result.status for result in results)
+    right = statuses.pop("recovered", 0)
+    others = (f", {number} {status.replace('_', ' ')}" for status, number in statuses.items())
+    return f"{right} of {len(results)} recovered{''.join(others)}."
 
 
 def _marked(result: Inversion, model: LanguageModel) -> str:

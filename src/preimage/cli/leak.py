@@ -12,6 +12,7 @@ import typer
 from preimage.cli import DONE, FINDINGS
 from preimage.cli import arguments as arg
 from preimage.cli.elsewhere import ClusterAddress, WorkerCount, check_cluster, working_on
+from preimage.cli.ending import print_written
 from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import OptionError, PreimageError, StatesError
 from preimage.leak.exposures import FAMILIES
@@ -104,6 +105,7 @@ def leak(
         )  # fmt: skip
         told = _told(stored, order, page, rotary, scale, layers)
         with progress_bar() as progress:
+            progress(0, 1, "loading")
             loaded = _model_of(files, named, dtype, device, device_map)
             from preimage.leak import read_files
 
@@ -227,6 +229,7 @@ def _finish(audit: LeakAudit, out: Path | None, json: bool) -> int:
     ]
     print_table(f"{audit.prompts} prompts, {audit.model['name']}, {audit.model['dtype']}", columns, rows)
     _say(verdict)
+    print_written(out, first="leak.html")
     return DONE
 
 
@@ -263,8 +266,10 @@ def _finish_files(audit: FilesAudit, out: Path | None, json: bool) -> int:
             for one in audit.prompts
         ]
         if rows:
-            print_table(f"{audit.total} prompts", ["where", "how", "status", "prompt"], rows)
+            columns = ["where", "how", "status", "prompt"]
+            print_table(f"{audit.total} prompts", columns, rows, prose=["where", "how", "prompt"])
         _say(verdict)
+        print_written(out, first="leak.html")
     return DONE if audit.complete else FINDINGS
 
 
@@ -291,12 +296,10 @@ def _write(page: Page, out: Path) -> None:
 
     place = place_of(out)
     written = save_page(place / "leak.html", page)
-    typer.echo(f"{written}", err=True)
     if is_remote(place):
         return
     try:
         print_pdf(str(written), str(place / "leak.pdf"))
-        typer.echo(f"{place / 'leak.pdf'}", err=True)
     except PreimageError as error:
         typer.echo(f"No pdf was made: {error}", err=True)
 

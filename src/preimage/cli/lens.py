@@ -98,7 +98,7 @@ def list_(json: arg.Json = False) -> None:
         print_result("lens list", {"lenses": [_about(lens) for lens in lenses]})
         return
     rows = [[i.model, str(i.layer), i.place, i.weight_hash[:12], str(i.path)] for i in lenses]
-    print_table("Lenses", ["model", "layer", "place", "weights", "file"], rows)
+    print_table("Lenses", ["model", "layer", "place", "weights", "file"], rows, prose=["file"])
 
 
 @app.command("info")

@@ -49,5 +49,5 @@ def models(
         lines = [f"Tested architectures: {', '.join(TESTED)}.",
                  "Hub ids, folders of safetensors and GGUF files of these work as well."]  # fmt: skip
         if not json:
-            print_table("Models that need no hub", ["name", "model", "ready"], rows)
+            print_table("Models that need no hub", ["name", "model", "ready"], rows, prose=["model"])
     print_either(json, "models", document, *lines)

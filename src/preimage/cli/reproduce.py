@@ -10,6 +10,7 @@ import typer
 
 from preimage.cli import DONE
 from preimage.cli import arguments as arg
+from preimage.cli.ending import print_written
 from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import OptionError
 from preimage.reproduce.options import PRESETS
@@ -58,8 +59,7 @@ def reproduce(
         print_result("reproduce", found.to_dict())
     else:
         _show(found)
-        if out is not None:
-            print_lines("", f"Written: {name}.json, {name}.md and {name}.parquet in {out}")
+        print_written(out, f"{name}.md", f"{name}.json", f"{name}.parquet")
     return DONE
 
 
@@ -73,12 +73,13 @@ def _list(json: bool) -> None:
         print_result("reproduce", {"items": entries})
         return
     rows = [[one.name, one.paper, one.title] for one in ITEMS.values()]
-    print_table("preimage reproduce NAME", ["name", "paper", "what it shows"], rows)
+    print_table("preimage reproduce NAME", ["name", "paper", "what it shows"], rows, prose=["what it shows"])
 
 
 def _show(found: Reproduction) -> None:
     columns = ["", "published", "measured", "verdict"]
-    print_table(f"{found.title} ({found.paper})", columns, [list(row.values()) for row in found.table])
+    rows = [list(row.values()) for row in found.table]
+    print_table(f"{found.title} ({found.paper})", columns, rows, prose=columns)
     for title, texts in (("What differs:", found.differs), ("To be known:", found.caveats)):
         if texts:
             print_lines("", title, *(f"- {text}" for text in texts))

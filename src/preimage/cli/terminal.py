@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
-from rich.table import Table
 from rich.text import Text
 
-from preimage.progress import Progress
+from preimage.cli.stages import Stages, stage_bar
+from preimage.cli.tables import fitted
+from preimage.progress import Progress, silent
 from preimage.storage import SCHEMA, dumps
 
+PIPED = 120  # characters of a line where stdout is no terminal
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, format (bidi), surrogates, separators
 
 
@@ -79,32 +80,65 @@ def print_either(json: bool, command: str, document: dict[str, Any], *lines: str
 
 
 def print_lines(*lines: str) -> None:
-    """Plain lines on stdout."""
+    """Plain lines on stdout, on a terminal folded between words."""
+    shown = [printable(line) for line in lines]
+    if sys.stdout.isatty():
+        console = Console()
+        shown = [part for line in shown for part in _folded(line, console)]
+    print("\n".join(shown), flush=True)
+
+
+def print_whole(*lines: str) -> None:
+    """Lines to be copied, commands and paths: never folded."""
     print("\n".join(printable(line) for line in lines), flush=True)
 
 
-def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """A table on stdout; nothing in it is read as markup."""
-    table = Table(title=title, title_justify="left", show_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+def print_table(
+    title: str, columns: list[str], rows: list[list[str]], *, prose: Collection[str] = ()
+) -> None:
+    """A table on stdout; nothing in it is read as markup.
+
+    ``prose`` names the columns whose cells may be folded between words; those of all others are kept whole.
+    Where that is too wide there are several tables, or a list (:mod:`preimage.cli.tables`).
+    """
+    console = Console(width=None if sys.stdout.isatty() else PIPED)
+    cells = [[printable(cell) for cell in row] for row in rows]
+    console.print(Text(printable(title), style="italic"))
+    for number, table in enumerate(fitted(columns, cells, prose, console.width)):
+        if number:
+            console.print()
+        console.print(table)
+
+
+def _folded(line: str, console: Console) -> list[str]:
+    """A line in parts that fit; what continues it stands under its beginning."""
+    body = line.lstrip(" ")
+    indent = len(line) - len(body)
+    hang = " " * (indent + 2 * body.startswith("- "))
+    if not body or cell_len(line) <= console.width or len(hang) > console.width // 2:
+        return [line]
+    parts = Text(body).wrap(console, console.width - len(hang))
+    return [(hang if number else line[:indent]) + part.plain.rstrip() for number, part in enumerate(parts)]
 
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A bar on stderr where that is a terminal, nothing otherwise."""
+    """A bar on stderr where that is a terminal, nothing otherwise.
+
+    It names the stage, counts its pieces and says how long they took and how long the rest should take. A
+    stage of one piece has no such end; it is named, and its time runs.
+    """
     console = Console(stderr=True)
     if sys.stderr is None or not console.is_terminal:
-        yield lambda done, total, note: None
+        yield silent
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
+    with stage_bar(console) as bar:
+        yield Stages(bar, printable).report
 
-        def report(done: int, total: int, note: str) -> None:
-            bar.update(task, completed=done, total=total, description=note)
 
-        yield report
+@contextmanager
+def naming(note: str) -> Iterator[None]:
+    """While something is done that does not report itself, such as loading, a terminal says what it is."""
+    with progress_bar() as progress:
+        progress(0, 1, note)
+        yield

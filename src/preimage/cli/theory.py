@@ -10,6 +10,7 @@ import typer
 
 from preimage.cli import DONE, FINDINGS
 from preimage.cli import arguments as arg
+from preimage.cli.ending import print_written
 from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import OptionError, PromptError, RunFolderError
 from preimage.storage import SCHEMA
@@ -214,6 +215,7 @@ def verify(seed: arg.Seed = 0, out: Out = None, json: arg.Json = False) -> int:
         print_result("theory verify", document)
     else:
         _show_verdicts("A small Llama and a small GPT-2", reports)
+        print_written(out, _REPORT)
     return DONE if holds else FINDINGS  # here what is undecided is a failure too
 
 
@@ -248,6 +250,7 @@ def _finish(command: str, model: LanguageModel, report: TheoryReport, out: Path 
         for name in CHECKS[report.check].tables:  # the others are in the json
             _show_rows(name, report.tables.get(name, []))
         _show_verdicts(model.name, [report])
+        print_written(out, _REPORT)
     return FINDINGS if report.refuted else DONE
 
 
@@ -280,7 +283,8 @@ def _show_verdicts(title: str, reports: Sequence[TheoryReport]) -> None:
         ]
         for (check, _, statement), verdicts in together.items()
     ]
-    print_table(title, ["check", "holds", "statement", "runs", "value", "bound", "note"], rows)
+    columns = ["check", "holds", "statement", "runs", "value", "bound", "note"]
+    print_table(title, columns, rows, prose=["statement"])
     print_lines("", "Not shown:", *(f"{number}. {note}" for note, number in numbers.items()))
 
 

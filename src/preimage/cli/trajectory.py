@@ -9,6 +9,7 @@ import typer
 
 from preimage.cli import DONE, FINDINGS
 from preimage.cli.arguments import Bits, Device, Figures, Json, Out, Seed, parse_bits
+from preimage.cli.ending import print_written
 from preimage.cli.terminal import print_lines, print_result, print_table, progress_bar
 from preimage.errors import OptionError, PromptError
 
@@ -71,6 +72,7 @@ def trajectory(
         print_result("trajectory", run.to_dict())
     else:
         _show(run)
+        print_written(out)
     return FINDINGS if any(at.geometry.unexplained for at in run.checkpoints) else DONE
 
 

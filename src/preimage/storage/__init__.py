@@ -19,7 +19,7 @@ from preimage.storage.files import (
     write_text,
 )
 from preimage.storage.manifest import MANIFEST, TENSORS, read_manifest, seal, unusable
-from preimage.storage.places import Place, is_remote, place_of
+from preimage.storage.places import Place, is_remote, names_in, place_of
 from preimage.storage.plans import differences, require_same
 from preimage.storage.records import processor, record
 from preimage.storage.run import Run, inside
@@ -42,6 +42,7 @@ __all__ = [
     "dumps",
     "inside",
     "is_remote",
+    "names_in",
     "parse_json",
     "place_of",
     "plain",
