@@ -139,12 +139,12 @@ def _cells(row: Sequence[str | Cell], columns: Sequence[Column], row_headers: bo
 def _figure(part: Figure, name: str) -> Markup:
     plot = plot_of(part.figure)
     unseen = Markup(f"<noscript>{tag('p', part.alternative)}</noscript>")
-    size = f"height: {plot.height:g}px"
+    size, said = f"height: {plot.height:g}px", part.caption or plot.note
     return tag(
         "figure",
         tag("p", visible(plot.title, SHORT), class_="title") if plot.title else None,
         tag("div", unseen, class_="plot", id=name, role="img", aria_label=part.alternative, style=size),
-        tag("figcaption", part.caption) if part.caption else None,
+        tag("figcaption", " ".join(filter(None, (part.caption, plot.note)))) if said else None,
         data_script(f"{name}-data", plot.json),
     )
 
