@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from preimage.errors import OptionError
-from preimage.figures.style import Zeros, curve_style, layer_axis, noted
+from preimage.figures.style import COLOUR_BAR, Zeros, curve_style, layer_axis, noted
 from preimage.geometry.result import Geometry, LayerGeometry
 from preimage.layers import Layer
 
@@ -125,10 +125,13 @@ def near_collision_figure(shape: Geometry) -> go.Figure:
     figure.update_yaxes(type="category", title="eps")
     figure.update_xaxes(**layer_axis(list(shape.layers)) | {"title": None})
     figure.update_xaxes(title="layer", row=len(sets), col=1)
-    bar = {"title": "share<br>of pairs,<br>log10", "thickness": 14}
-    figure.update_layout(coloraxis={"colorscale": "Cividis", "colorbar": bar}, height=160 + 190 * len(sets))
+    figure.update_layout(
+        coloraxis={"colorscale": "Cividis", "colorbar": COLOUR_BAR}, height=160 + 190 * len(sets)
+    )
     blank = f"No pair at all in {', '.join(none)}." if none else ""
-    return noted(_styled(figure, "Near-collisions: share of pairs with D <= eps"), "Blank: no pair.", blank)
+    return noted(
+        _styled(figure, "Near-collisions: share of pairs with D <= eps, log10"), "Blank: no pair.", blank
+    )
 
 
 def _require_equal(shapes: Iterable[Geometry]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from preimage.figures.style import PALETTE
+from preimage.figures.style import COLOUR_BAR, PALETTE
 from preimage.layers import Layer
 from preimage.leak.result import LeakAudit, LeakCell
 
@@ -31,7 +31,7 @@ def leak_map(audit: LeakAudit) -> go.Figure:
         go.Heatmap(
             z=shares, x=layers, y=exposures, zmin=0, zmax=100, colorscale="Cividis", xgap=2, ygap=2,
             texttemplate="%{z:.0f}", hovertemplate="%{y}, layer %{x}: %{z:.1f} %<extra></extra>",
-            colorbar={"title": "% read", "thickness": 14},
+            colorbar=COLOUR_BAR,
         )
     )  # fmt: skip
     figure.update_xaxes(title="layer", type="category")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from preimage.collisions.result import CollisionAudit, ContinuationScan, Spacing
-from preimage.figures.style import Zeros, curve_style, layer_axis, noted
+from preimage.figures.style import COLOUR_BAR, Zeros, curve_style, layer_axis, noted
 
 Curves = Mapping[str, Sequence[float | None]]
 
@@ -51,12 +51,12 @@ def margins_figure(audits: Mapping[str, CollisionAudit]) -> go.Figure:
 def near_pairs_figure(audit: CollisionAudit) -> go.Figure:
     """How many pairs are nearer than each threshold, and how many within noise, by layer; blank: none."""
     spacings = [layer.spacing for layer in audit.layers]
-    counts = {f"nearer than {threshold}": [one.below[threshold] for one in spacings]
+    counts = {f"D < {threshold}": [one.below[threshold] for one in spacings]
               for threshold in spacings[0].below}  # fmt: skip
     counts |= {
         "within noise": [one.within_noise for one in spacings],
         "unexplained": [one.unexplained for one in spacings],
-        "the same to the bit": [one.states - one.distinct for one in spacings],
+        "bit-equal": [one.states - one.distinct for one in spacings],
     }
     rows = list(counts)[::-1]  # the first on top
     layers = [layer.layer for layer in audit.layers]
@@ -65,14 +65,20 @@ def near_pairs_figure(audit: CollisionAudit) -> go.Figure:
             z=[[math.log10(count or math.nan) for count in counts[row]] for row in rows],
             x=[str(layer) for layer in layers], y=rows, customdata=[counts[row] for row in rows],
             hovertemplate="layer %{x}, %{y}: %{customdata:,}<extra></extra>", colorscale="Cividis",
-            colorbar={"title": "log10", "thickness": 14}, xgap=1, ygap=2,
+            colorbar=COLOUR_BAR, xgap=1, ygap=2,
         )
     )  # fmt: skip
     figure.update_xaxes(**layer_axis(layers))
-    figure.update_yaxes(type="category", automargin=True, title="pairs (the last: states)")
-    figure.update_layout(title="Near-collisions by layer", template="plotly_white", height=320)
+    figure.update_yaxes(type="category", automargin=True, title="pairs")
+    figure.update_layout(
+        title="Near-collisions by layer: how many pairs, log10", template="plotly_white", height=320
+    )
     none = [row for row in counts if not any(counts[row])]
-    return noted(figure, "Blank: none." + (f" None at any layer: {', '.join(none)}." if none else ""))
+    return noted(
+        figure,
+        "Blank: none; bit-equal counts states that are another's to the bit."
+        + (f" None at any layer: {', '.join(none)}." if none else ""),
+    )
 
 
 def continuation_figure(scan: ContinuationScan) -> go.Figure:

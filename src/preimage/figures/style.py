@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import plotly.graph_objects as go
@@ -20,6 +22,7 @@ _COMMIT = 10  # letters of a commit that are shown
 _WIDTH = 1200  # pixels of a figure for print
 _LINE, _TITLE = 150, 110  # letters of a note's and of a title's line in that width
 _LETTER, _KEY = 7, 60  # pixels of a letter of a legend, and of what stands around a name
+_SHORT, _DECADES = 0.7, 2.0  # of a logarithmic axis: up to which its labels are 3, 4, 5 or 10, 20, 50
 _NAME = 48  # letters of a name in one line
 
 
@@ -30,6 +33,7 @@ def made_by(model: Mapping[str, Any] | None, commit: str | None) -> str:
     'smollm2, float32, commit 0123456789+'
     """
     known = [str(model[key]) for key in ("name", "dtype") if model.get(key)] if model else []
+    known[:1] = [PurePath(known[0]).name or known[0]] if known and known[0][:1] in "/.~" else known[:1]
     return ", ".join([*(known or ["no model known"]), brief_commit(commit)])
 
 
@@ -49,6 +53,10 @@ def named(figure: go.Figure, about: str) -> go.Figure:
     """The figure with who made it behind its title."""
     title = figure.layout.title.text
     return figure.update_layout(title={"text": f"{title} · {about}" if title else about}) if about else figure
+
+
+# The scale of a map, narrow: what it measures stands in the title.
+COLOUR_BAR = {"thickness": 10, "xpad": 4, "nticks": 6, "outlinewidth": 0}
 
 
 def curve_style(number: int) -> dict[str, Any]:
@@ -136,8 +144,10 @@ def laid_out(figure: go.Figure, about: str = "") -> go.Figure:
         margin={"l": 80, "r": 40, "t": top, "b": bottom, "autoexpand": True},
         width=None, height=height,
     )  # fmt: skip
-    figure.for_each_xaxis(_uncrowded)
-    figure.for_each_yaxis(_uncrowded)
+    for axis in (*figure.select_xaxes(), *figure.select_yaxes()):
+        axis.title.text = axis.title.text and axis.title.text.replace("\n", "<br>")
+        axis.automargin, axis.exponentformat = True, "power"
+    uncrowd(figure)
     if note:
         figure.add_annotation(
             text="<br>".join(note), showarrow=False, align="left", x=0, xref="paper", xanchor="left",
@@ -146,10 +156,30 @@ def laid_out(figure: go.Figure, about: str = "") -> go.Figure:
     return figure
 
 
-def _uncrowded(axis: Any) -> None:
-    if axis.type == "log" and axis.dtick is None and axis.tickvals is None:
-        axis.nticks = 5  # else every digit gets a label of its own
-    axis.automargin = True
+def uncrowd(figure: go.Figure) -> go.Figure:
+    """The figure with logarithmic axes labelled by decades, by 1, 2, 5, or, where it is short, by its own."""
+    for axes, side in ((figure.select_xaxes(), "x"), (figure.select_yaxes(), "y")):
+        for axis in axes:
+            if axis.type != "log" or any(one is not None for one in (axis.dtick, axis.tickvals, axis.nticks)):
+                continue
+            name = axis.plotly_name.replace("axis", "")
+            values = [
+                float(value)
+                for trace in figure.data
+                if (getattr(trace, f"{side}axis", None) or side) == name
+                for value in _listed(getattr(trace, side, None))
+                if isinstance(value, int | float) and value > 0
+            ]
+            decades = math.log10(max(values) / min(values)) if values else 0.0
+            if decades < _SHORT:
+                axis.nticks = 4
+            else:
+                axis.dtick = "D2" if decades < _DECADES else max(1, round(decades / 5))
+    return figure
+
+
+def _listed(values: Any) -> Sequence[Any]:
+    return () if values is None else list(values)
 
 
 def _legend(figure: go.Figure) -> list[str]:

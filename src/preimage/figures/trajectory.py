@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -14,14 +15,14 @@ from preimage.training.result import Checkpoint, Trajectory
 BEGINNING = 0.5  # where a logarithmic axis shows step 0
 
 _PANELS: dict[str, Callable[[Checkpoint], float]] = {
-    "normalised margin, quantile:<br>smallest over layers": (
+    "normalised margin, quantile:\nsmallest over layers": (
         lambda at: at.smallest("normalised_margin_quantile")[1]
     ),
-    "normalised margin, quantile:<br>last layer": lambda at: at.last.normalised_margin_quantile,
-    "normalised co-Lipschitz,<br>quantile: smallest over layers": (
+    "normalised margin, quantile:\nlast layer": lambda at: at.last.normalised_margin_quantile,
+    "normalised co-Lipschitz,\nquantile: smallest over layers": (
         lambda at: at.smallest("normalised_colipschitz_quantile")[1]
     ),
-    "held-out loss,<br>nats a token": lambda at: at.held_out_loss,
+    "held-out loss,\nnats a token": lambda at: at.held_out_loss,
 }
 
 
@@ -40,7 +41,7 @@ def trajectory_figure(shapes: Mapping[str, Trajectory], *, stacked: bool = False
         for place, (what, quantity) in enumerate(_PANELS.items()):
             values = [quantity(at) for at in shape.checkpoints]
             row, column = 1 + place // columns, 1 + place % columns
-            y = zeros.add(what.replace("<br>", " "), [at.step for at in shape.checkpoints], values, name)
+            y = zeros.add(" ".join(what.split("\n")), [at.step for at in shape.checkpoints], values, name)
             add_curve(figure, number, name, place == 0, x=steps, y=y, row=row, col=column)
     figure.update_xaxes(title="training step", type="log", **_ticks(steps_of_all))
     for place, what in enumerate(_PANELS):
@@ -52,7 +53,7 @@ def trajectory_figure(shapes: Mapping[str, Trajectory], *, stacked: bool = False
     return noted(figure, zeros.words)
 
 
-def _ticks(steps: list[int]) -> dict[str, list[float] | list[str]]:
+def _ticks(steps: list[int]) -> dict[str, Any]:
     """Powers of ten, and where step 0 is."""
     powers = [10**power for power in range(len(str(max(steps, default=1)))) if 10**power <= max(steps)]
     return {"tickvals": [BEGINNING, *powers], "ticktext": ["0", *map(str, powers)]}

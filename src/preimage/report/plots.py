@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from preimage.errors import clip
-from preimage.figures.style import DASHES, NOTE, PALETTE, SYMBOLS
+from preimage.figures.style import DASHES, NOTE, PALETTE, SYMBOLS, uncrowd
 from preimage.report.markup import plainly
 
 _HEIGHT = 420  # pixels, of a figure that names none
@@ -45,15 +45,12 @@ class Plot(NamedTuple):
 
 def plot_of(figure: go.Figure) -> Plot:
     """What the page takes of a figure; background, fonts and width are the page's own."""
-    document = json.loads(figure.to_json(engine="json"))
+    document = json.loads(uncrowd(go.Figure(figure)).to_json(engine="json"))
     layout = document.get("layout", {})
     title, meta = layout.pop("title", None), layout.pop("meta", None)
     for key in ("template", "paper_bgcolor", "plot_bgcolor", "width", "autosize"):
         layout.pop(key, None)
     height = float(layout.setdefault("height", _HEIGHT))
-    for axis in (value for key, value in layout.items() if re.match("[xy]axis", key)):
-        if axis.get("type") == "log" and not axis.keys() & {"dtick", "nticks", "tickvals"}:
-            axis["nticks"] = 5  # else every digit gets a label of its own
     content = _as_text({"data": document["data"], "layout": layout})
     text = title.get("text") if isinstance(title, dict) else title
     note = str(meta.get(NOTE, "")) if isinstance(meta, dict) else ""
@@ -100,6 +97,7 @@ def themes() -> str:
 def _template(ink: str, muted: str, rule: str, paper: str) -> dict[str, Any]:
     axis = {
         "automargin": True,
+        "exponentformat": "power",
         "gridcolor": rule,
         "linecolor": muted,
         "zerolinecolor": muted,
