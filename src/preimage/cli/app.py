@@ -18,6 +18,7 @@ from preimage.cli import (
     leak,
     lens,
     models,
+    report,
     reproduce,
     theory,
     trajectory,
@@ -51,7 +52,7 @@ def root(
 for command in (
     demo.demo, doctor.doctor, models.models, capture.capture, invert.invert, leak.leak,
     collisions.collisions, collisions.continuations, geometry.geometry, trajectory.trajectory,
-    reproduce.reproduce,
+    reproduce.reproduce, report.report,
 ):  # fmt: skip
     app.command()(command)
 for name, group in {"lens": lens.app, "theory": theory.app, "bench": bench.app}.items():

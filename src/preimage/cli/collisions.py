@@ -99,10 +99,11 @@ def collisions(
             )
             audits = {0: audit}
     if out is not None:
-        from preimage.figures import save_figures, spacing_figure
+        from preimage.figures import made_now, save_figures, spacing_figure
 
         for size, audit in audits.items():
-            save_figures({"spacing": spacing_figure(audit)}, out / f"length-{size}" if sizes else out)
+            folder = out / f"length-{size}" if sizes else out
+            save_figures({"spacing": spacing_figure(audit)}, folder, about=made_now(audit.model))
     if json:
         results: Any = {str(size): audit.to_dict() for size, audit in audits.items()}
         print_result("collisions", {"results": results if sizes else results["0"]})

@@ -187,10 +187,10 @@ def _exit_code(shapes: Iterable[Geometry]) -> int:
 def _finish(
     shape: Geometry, model: dict[str, object] | None, out: Path | None, formats: tuple[str, ...], json: bool
 ) -> None:
-    from preimage.figures import save_figures
+    from preimage.figures import made_now, save_figures
 
     if out is not None:
-        save_figures(_figures(shape), out, formats)
+        save_figures(_figures(shape), out, formats, made_now(model))
     if json:
         print_result("geometry", {"model": model, **shape.to_dict()})
         return
@@ -207,7 +207,7 @@ def _show_unexplained(name: str, shape: Geometry) -> None:
 
 
 def _finish_sweep(sweep: GeometrySweep, out: Path | None, formats: tuple[str, ...], json: bool) -> None:
-    from preimage.figures import family_figure, layer_figure, length_figure, save_figures
+    from preimage.figures import family_figure, layer_figure, length_figure, made_now, save_figures
 
     if len(sweep.runs) == 1:
         _finish(sweep.runs[0].geometry, sweep.runs[0].identity, out, formats, json)
@@ -218,9 +218,9 @@ def _finish_sweep(sweep: GeometrySweep, out: Path | None, formats: tuple[str, ..
         by_length = sweep.by_length()
         if by_length:
             together["lengths"] = length_figure(by_length)
-        save_figures(together, out, formats)
-        for name, shape in every.items():
-            save_figures(_figures(shape), out / name, formats)
+        save_figures(together, out, formats, made_now(*(run.identity for run in sweep.runs)))
+        for run in sweep.runs:
+            save_figures(_figures(run.geometry), out / run.setting.name, formats, made_now(run.identity))
     if json:
         print_result("geometry", sweep.to_dict())
         return

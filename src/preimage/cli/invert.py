@@ -274,12 +274,13 @@ def _show_proofs(results: list[Inversion], model: LanguageModel, out: Path | Non
         _show_margins(results, model)
     if out is None:
         return
-    from preimage.figures import margin_figure, save_figures
+    from preimage.figures import made_now, margin_figure, save_figures
 
     for index, result in enumerate(results):
         if result.token_ids:
             figure = margin_figure(result, lambda token: model.decode([token]) or str(token))
-            save_figures({f"margins-{index}": figure}, out)
+            about = made_now(model.identity.to_dict())
+            save_figures({f"margins-{index}": figure}, out, about=about)
 
 
 def _show_margins(results: list[Inversion], model: LanguageModel) -> None:

@@ -59,7 +59,7 @@ def trajectory(
         raise OptionError("--text and --text-from were given.", "Train on one of them.")
     texts = None if text is None else _read(text)
     import preimage
-    from preimage.figures import parse_formats, save_figures, trajectory_figure
+    from preimage.figures import made_now, parse_formats, save_figures, trajectory_figure
 
     formats = parse_formats(figures)
     with progress_bar() as progress:
@@ -67,7 +67,8 @@ def trajectory(
             texts = _written(text_from, text_tokens, options, out, device, progress)
         run = preimage.train_trajectory(options, texts=texts, out=out, device=device, progress=progress)
     if out is not None:
-        save_figures({"trajectory": trajectory_figure({run.model["name"]: run})}, out, formats)
+        about = made_now(run.model | {"dtype": "states in float64"})
+        save_figures({"trajectory": trajectory_figure({run.model["name"]: run})}, out, formats, about)
     if json:
         print_result("trajectory", run.to_dict())
     else:

@@ -13,9 +13,15 @@ if TYPE_CHECKING:
         quantised_figure,
     )
     from preimage.figures.leak import defence_figure, leak_map
-    from preimage.figures.margins import margin_figure
+    from preimage.figures.margins import distance_figure, margin_figure
     from preimage.figures.printing import FORMATS, parse_formats, save_figures
-    from preimage.figures.spacing import spacing_figure
+    from preimage.figures.spacing import (
+        continuation_figure,
+        margins_figure,
+        near_pairs_figure,
+        spacing_figure,
+    )
+    from preimage.figures.style import PALETTE, made_by, made_now, named
     from preimage.figures.trajectory import trajectory_figure
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from preimage.figures.style import COLOUR_BAR, PALETTE
 from preimage.layers import Layer
 from preimage.leak.result import LeakAudit, LeakCell
 
@@ -30,11 +31,11 @@ def leak_map(audit: LeakAudit) -> go.Figure:
         go.Heatmap(
             z=shares, x=layers, y=exposures, zmin=0, zmax=100, colorscale="Cividis", xgap=2, ygap=2,
             texttemplate="%{z:.0f}", hovertemplate="%{y}, layer %{x}: %{z:.1f} %<extra></extra>",
-            colorbar={"title": "% read"},
+            colorbar=COLOUR_BAR,
         )
     )  # fmt: skip
     figure.update_xaxes(title="layer", type="category")
-    figure.update_yaxes(type="category", automargin=True)
+    figure.update_yaxes(title="what was seen", type="category", automargin=True)
     figure.update_layout(title=_title(audit, "Tokens read, %"), height=140 + 34 * len(exposures))
     return figure
 
@@ -51,7 +52,7 @@ def defence_figure(audit: LeakAudit, family: str) -> go.Figure:
         if len(curve) < 2:
             continue
         strengths = [_value(cell) for cell in curve]
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = PALETTE[number % len(PALETTE)]
         read = [100 * cell.tokens if cell.tried else None for cell in curve]
         figure.add_scatter(
             x=strengths, y=read, name=f"layer {layer}: tokens read", mode="lines+markers",
@@ -70,12 +71,9 @@ def defence_figure(audit: LeakAudit, family: str) -> go.Figure:
                 mode="lines", line={"color": colour, "dash": "dot"},
             )  # fmt: skip
     figure.update_xaxes(title=_STRENGTH.get(family, family), type="linear" if family == "every" else "log")
-    figure.update_yaxes(title="%", range=[-3, 103])
+    figure.update_yaxes(title="share of tokens or positions, %", range=[-3, 103])
     figure.update_layout(title=_title(audit, f"{family}: what it hides, and what it costs"), height=460)
     return figure
-
-
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 
 
 def _secured(audit: LeakAudit, layer: Layer, percents: Sequence[float]) -> list[float] | None:
@@ -92,5 +90,4 @@ def _value(cell: LeakCell) -> float:
 
 
 def _title(audit: LeakAudit, what: str) -> str:
-    model = audit.model
-    return f"{what}; {model['name']}, {model['dtype']}, {audit.prompts} prompts"
+    return f"{what}; {audit.prompts:,} prompts"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from preimage.errors import OptionError, first_line
+from preimage.figures.style import laid_out
 from preimage.storage import Place, place_of, write_bytes, write_text
 
 FORMATS = ("html", "svg", "pdf")
@@ -24,11 +25,15 @@ def parse_formats(given: str) -> tuple[str, ...]:
 
 
 def save_figures(
-    figures: Mapping[str, go.Figure], folder: str | Place, formats: Sequence[str] = ("html",)
+    figures: Mapping[str, go.Figure], folder: str | Place, formats: Sequence[str] = ("html",), about: str = ""
 ) -> None:
-    """Write every figure, by its name, in every format, in a folder or at an address."""
+    """Write every figure, by its name, in every format, in a folder or at an address.
+
+    ``about``: who made it, behind every title (:func:`preimage.figures.made_by`).
+    """
     place = place_of(folder)
-    for name, figure in figures.items():
+    for name, given in figures.items():
+        figure = laid_out(given, about)
         for kind in formats:
             path = place / f"{name}.{kind}"
             if kind == "html":
@@ -42,7 +47,7 @@ def _printed(figure: go.Figure, kind: str) -> bytes:
     """By kaleido, which draws in a browser."""
     logging.getLogger("choreographer").setLevel(logging.CRITICAL)  # it logs what it recovers from
     try:
-        image: bytes = figure.to_image(format=kind, width=1200, height=500)
+        image: bytes = figure.to_image(format=kind, width=1200, height=figure.layout.height)
     except Exception as error:  # kaleido, its browser and plotly each have their own
         raise OptionError(
             f"A figure cannot be drawn as {kind}: {first_line(error)}",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from preimage.models.memory import weight_bytes
     from preimage.models.prefix import FEW_TOKENS, Prefix, states_of_branches
-    from preimage.models.preview import ModelPreview, read_preview
+    from preimage.models.preview import ModelPreview, read_preview, tokenizer_here
     from preimage.models.sampling import in_bfloat16, rows_at_once, written_by
     from preimage.models.scratch import FAMILIES, SIZES, new_model, parse_size, save_model, train_tokenizer
     from preimage.models.shipping import model_as_told, told_model

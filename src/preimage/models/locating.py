@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from preimage.errors import MissingExtraError, ModelError, OptionError, clip, first_line, shown
-from preimage.models.aliases import ALIASES, ensure_converted
+from preimage.models.aliases import ALIASES, converted_folder, ensure_converted
 from preimage.models.identity import hash_files
 from preimage.storage import parse_json
 
@@ -69,6 +69,22 @@ def locate(name: str, revision: str | None = None) -> ModelFiles:
         revision = path.name  # snapshots are named by their commit
     _check_folder(path)
     return ModelFiles(name, path, revision)
+
+
+def folder_here(name: str) -> Path | None:
+    """The folder of a model that is on this disk already; None where it would have to be fetched first."""
+    if name in ALIASES:
+        folder = converted_folder(ALIASES[name])
+    elif _exists(Path(name)):
+        folder = Path(name)
+    else:
+        from huggingface_hub import snapshot_download
+
+        try:
+            folder = Path(snapshot_download(name, local_files_only=True))
+        except Exception:  # no name of a model, or none that is here: each client version has its own kinds
+            return None
+    return folder if folder.is_dir() else None
 
 
 def check_dtype(name: str) -> str:

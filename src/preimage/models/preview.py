@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preimage.models.locating import ModelFiles, locate
+from preimage.models.locating import ModelFiles, folder_here, locate
 from preimage.storage import parse_json
 
 if TYPE_CHECKING:
@@ -98,6 +98,16 @@ def read_preview(model: str | ModelFiles, revision: str | None = None) -> ModelP
     if None in (sizes["n_layers"], sizes["vocab_size"], sizes["d_model"]):
         return None
     return ModelPreview(**sizes, tokenizer=tokenizer)  # type: ignore[arg-type]
+
+
+def tokenizer_here(name: str) -> BareTokenizer | None:
+    """The tokenizer of a model that is on this disk, by its name; nothing is fetched or converted for it."""
+    try:
+        folder = folder_here(name)
+        known = None if folder is None else read_preview(ModelFiles(name, folder, None))
+    except (OSError, ValueError):  # a name that is none
+        return None
+    return None if known is None else known.tokenizer
 
 
 def _first(config: Mapping[str, Any], names: Sequence[str]) -> int | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from typing import assert_never
 
-from preimage.report.markup import SHORT, Markup, tag, visible
+from preimage.report.markup import LONG, SHORT, Markup, tag, visible
 from preimage.report.parts import (
     Bullets,
     Cell,
     Column,
     Details,
+    Difference,
     Facts,
     Figure,
     Heading,
@@ -30,6 +32,7 @@ _MARKS: dict[Tone, tuple[str, str]] = {"good": ("✓", "good"), "warn": ("!", "c
 _MANY_COLUMNS = 8  # beyond, paper takes smaller letters
 _BRIEF = 16  # letters of a number that stay on one line, its unit included
 _MOST_TOKENS = 5000
+_MOST_COMPARED = 1000  # pieces of a text: comparing takes the square of it
 # From which confidence a token is drawn how; the words are those of the key below the text.
 _LEVELS = ((0.99, 0, "99 % or surer"), (0.9, 1, "90 to 99 %"), (0.5, 2, "50 to 90 %"), (0.0, 3, "below 50 %"))
 
@@ -59,6 +62,8 @@ class Drawer:
                 return _figure(part, self._name("figure"))
             case Tokens():
                 return _tokens(part)
+            case Difference():
+                return _difference(part)
             case Preformatted():
                 label = tag("figcaption", part.label) if part.label else None
                 return tag("figure", label, tag("pre", part.text), class_="text")
@@ -139,12 +144,12 @@ def _cells(row: Sequence[str | Cell], columns: Sequence[Column], row_headers: bo
 def _figure(part: Figure, name: str) -> Markup:
     plot = plot_of(part.figure)
     unseen = Markup(f"<noscript>{tag('p', part.alternative)}</noscript>")
-    size = f"height: {plot.height:g}px"
+    size, said = f"height: {plot.height:g}px", part.caption or plot.note
     return tag(
         "figure",
         tag("p", visible(plot.title, SHORT), class_="title") if plot.title else None,
         tag("div", unseen, class_="plot", id=name, role="img", aria_label=part.alternative, style=size),
-        tag("figcaption", part.caption) if part.caption else None,
+        tag("figcaption", " ".join(filter(None, (part.caption, plot.note)))) if said else None,
         data_script(f"{name}-data", plot.json),
     )
 
@@ -166,6 +171,33 @@ def _tokens(part: Tokens) -> Markup:
     )
 
 
+def _difference(part: Difference) -> Markup:
+    first, second = list(part.first[:_MOST_COMPARED]), list(part.second[:_MOST_COMPARED])
+    lines: tuple[list[Markup], list[Markup]] = ([], [])
+    differ = 0
+    for kind, one, two, three, four in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
+        for line, some in zip(lines, (first[one:two], second[three:four]), strict=True):
+            text = _ended("".join(some))
+            if text:
+                line.append(text if kind == "equal" else tag("mark", text))
+        differ += kind != "equal"
+    said = f"{part.label}. {'1 place differs' if differ == 1 else f'{differ} places differ'}, marked."
+    return tag(
+        "figure",
+        tag("figcaption", said),
+        *(tag("p", *line, class_="tokens") for line in lines),
+        class_="text",
+    )
+
+
+def _ended(text: str, most: int = LONG) -> Markup:
+    """A text whose line ends and tabs are seen."""
+    shown = visible(text, most)
+    return Markup(
+        shown.replace("\n", '<span class="odd">↵</span>\n').replace("\t", '<span class="odd">⇥</span>\t')
+    )
+
+
 def _level(token: Token) -> int | None:
     if token.confidence is None:
         return None
@@ -175,12 +207,9 @@ def _level(token: Token) -> int | None:
 def _token(token: Token) -> Markup:
     level = _level(token)
     told = ", ".join(filter(None, (_percent(token.confidence), token.note)))
-    text = visible(token.text, SHORT) if token.text else tag("span", "(empty)", class_="odd")
-    text = Markup(
-        text.replace("\n", '<span class="odd">↵</span>\n').replace("\t", '<span class="odd">⇥</span>\t')
-    )
+    text = _ended(token.text, SHORT) if token.text else tag("span", "(empty)", class_="odd")
     kind = f"t c{9 if level is None else level}"
-    if not level and not token.note:
+    if level == 0 or (level is None and not token.note):
         return tag("span", text, class_=kind, title=told)
     return tag("span", text, tag("span", told, class_="tip"), class_=kind, tabindex="0")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from preimage.figures.leak import defence_figure, leak_map
+from preimage.figures.style import named
 from preimage.leak.result import FilesAudit, LeakAudit, LeakCell
 from preimage.leak.verdict import READ, SAFE, Verdict, curves, judge, judge_files
+from preimage.report.opened import Opened, Summary, provenance
 from preimage.report.page import Page, Section
 from preimage.report.parts import (
     Bullets,
@@ -16,7 +18,6 @@ from preimage.report.parts import (
     Details,
     Facts,
     Figure,
-    Notice,
     Paragraph,
     Part,
     Preformatted,
@@ -40,33 +41,91 @@ Record = Mapping[str, Any]
 
 def leak_page(audit: LeakAudit, record: Record, command: str = "") -> Page:
     """The page of an audit of prompts. ``record``: who made it (:func:`preimage.storage.record`)."""
-    verdict = judge(audit)
-    model = audit.model
-    subtitle = (
-        f"{model['name']}, {model['dtype']}, {audit.prompts} prompts of {_lengths(audit.lengths)} tokens "
-        f"({audit.source}), layers {', '.join(map(str, audit.layers))}"
-    )
-    sections = [
-        Section("Verdict", [_notice(verdict), Bullets(verdict.findings)]),
-        Section("What can be read", _table(audit)),
-    ]
-    defended = list(dict.fromkeys(family for family, _, _ in curves(audit)))
-    if defended:
-        sections.append(Section("Defences and their price", [_curve(audit, family) for family in defended]))
-    sections += [
-        Section("What to do", [Bullets(verdict.advice)]),
-        Section("How it was found", _method(audit)),
-        Section("What was not tried", [Bullets(verdict.not_tried)]),
-        Section("The prompts", [_samples(audit)]),
-        Section("Where this comes from", _provenance(model, record, command, audit.options)),
-    ]
-    return Page(f"What leaks from {model['name']}", subtitle, sections)
+    opened = Opened("", audit._kind, audit, (audit.model,), (record,), audit.options)
+    return _page(f"What leaks from {audit.model['name']}", opened, summary, sections, command)
 
 
 def files_page(audit: FilesAudit, record: Record, command: str = "") -> Page:
     """The page of an audit of files."""
+    opened = Opened("", audit._kind, audit, (audit.model,) if audit.model else (), (record,))
+    return _page("What these files give away", opened, files_summary, files_sections, command)
+
+
+def _page(
+    title: str,
+    opened: Opened,
+    summed_up: Callable[[Opened], Summary],
+    told: Callable[[Opened], list[Section]],
+    command: str,
+) -> Page:
+    chapters = [
+        Section("Verdict", summed_up(opened).parts),
+        *told(opened),
+        Section("Where this comes from", provenance(opened, command)),
+    ]
+    return Page(title, f"{subtitle(opened)}; {opened.about}", chapters)
+
+
+def subtitle(opened: Opened) -> str:
+    """Of what an audit is, in a line."""
+    audit: LeakAudit | FilesAudit = opened.result
+    if isinstance(audit, FilesAudit):
+        by = "read with a model" if audit.model else "read without a model"
+        return f"{', '.join(audit.paths)[:200]}, {by}"
+    layers = ", ".join(map(str, audit.layers))
+    return f"{audit.prompts:,} prompts of {_lengths(audit.lengths)} tokens ({audit.source}), layers {layers}"
+
+
+def summary(opened: Opened) -> Summary:
+    """The verdict on an audit of prompts."""
+    return _summary(judge(opened.result))
+
+
+def sections(opened: Opened) -> list[Section]:
+    """What can be read, what would stop it, how it was found, and what was not tried."""
+    audit: LeakAudit = opened.result
+    verdict, about = judge(audit), opened.about
+    found = [Section("What can be read", _table(audit, about))]
+    defended = list(dict.fromkeys(family for family, _, _ in curves(audit)))
+    if defended:
+        prices = [_curve(audit, family, about) for family in defended]
+        found.append(Section("Defences and their price", prices))
+    return [
+        *found,
+        Section("What to do", [Bullets(verdict.advice)]),
+        Section("How it was found", _method(audit)),
+        Section("What was not tried", [Bullets(verdict.not_tried)]),
+        Section("The prompts", [_samples(audit)]),
+    ]
+
+
+def compare(runs: Sequence[Opened]) -> list[Part]:
+    """Audits side by side: the share of tokens read, by what was seen, at the layer that gives most."""
+    exposures = list(dict.fromkeys(name for run in runs for name in run.result.exposures))
+    rows: list[Sequence[str | Cell]] = []
+    for exposure in exposures:
+        cells = []
+        for run in runs:
+            tried = [one for one in run.result.cells if one.exposure == exposure and one.tried]
+            cells.append(_cell(max(tried, key=lambda one: one.tokens)) if tried else Cell("–"))
+        rows.append([exposure, *cells])
+    columns: list[str | Column] = [
+        "seen",
+        *(Column(f"{run.name}: {run.about}", numeric=True) for run in runs),
+    ]
+    return [Table(columns, rows, "Share of tokens read, at the layer that gives most of them")]
+
+
+def files_summary(opened: Opened) -> Summary:
+    """The verdict on an audit of files."""
+    verdict = judge_files(opened.result)
+    return _summary(verdict._replace(findings=verdict.findings[: len(opened.result.kinds)]))
+
+
+def files_sections(opened: Opened) -> list[Section]:
+    """What the files are, the prompts in them, what to do, what was not read."""
+    audit: FilesAudit = opened.result
     verdict = judge_files(audit)
-    by = f", read with {audit.model['name']}" if audit.model else ", read without a model"
     kinds = Table(
         columns=["what it is", Column("files", numeric=True), Column("prompts or pages", numeric=True),
                  Column("in the clear", numeric=True), "how it was recognised"],
@@ -91,28 +150,25 @@ def files_page(audit: FilesAudit, record: Record, command: str = "") -> Page:
     ]  # fmt: skip
     if audit.total > _TEXTS:
         prompts.append(Paragraph(f"{audit.total - _TEXTS} more are in prompts.parquet."))
-    sections = [
-        Section("Verdict", [_notice(verdict), Bullets(verdict.findings[: len(audit.kinds)])]),
+    return [
         Section("What the files are", [kinds, *([Bullets(notes)] if notes else [])]),
         Section("The prompts in them", prompts or [Paragraph("None was read.")]),
         Section("What to do", [Bullets(verdict.advice)]),
         Section("What was not read, or not tried", [Bullets(verdict.not_tried or ("Nothing.",))]),
-        Section("Where this comes from", _provenance(audit.model, record, command, {})),
     ]
-    return Page("What these files give away", f"{', '.join(audit.paths)[:200]}{by}", sections)
 
 
-def _notice(verdict: Verdict) -> Notice:
+def _summary(verdict: Verdict) -> Summary:
     tone: Tone = "bad" if verdict.tone == "bad" else "warn" if verdict.tone == "warn" else "good"
-    return Notice(verdict.headline, "", tone)
+    return Summary(verdict.headline, verdict.findings, tone)
 
 
-def _table(audit: LeakAudit) -> list[Part]:
+def _table(audit: LeakAudit, about: str) -> list[Part]:
     rows: list[Sequence[str | Cell]] = []
     for exposure in audit.exposures:
         cells = [audit.at(exposure, layer) for layer in audit.layers]
         rows.append([exposure, *(_cell(cell) for cell in cells)])
-    about = dict.fromkeys((cell.exposure, cell.about) for cell in audit.cells)
+    meanings = dict.fromkeys((cell.exposure, cell.about) for cell in audit.cells)
     costs = Table(
         columns=[_COSTS[0], *(Column(name, numeric=True) for name in _COSTS[1:])],
         rows=[_cost(cell) for cell in audit.cells],
@@ -126,8 +182,8 @@ def _table(audit: LeakAudit) -> list[Part]:
             caption="Share of tokens read; below it the share of prompts read whole. Guessing the next token "
             f"from the true words before it, without any state, gives {audit.baseline:.1%}.",
         ),
-        Details("What the names of the rows mean", [Facts([*about])]),
-        Figure(leak_map(audit), _map_in_words(audit), "The same as a map."),
+        Details("What the names of the rows mean", [Facts([*meanings])]),
+        Figure(named(leak_map(audit), about), _map_in_words(audit), "The same as a map."),
         Details("Confidence, verification and cost of every cell", [costs]),
     ]
 
@@ -159,7 +215,7 @@ def _map_in_words(audit: LeakAudit) -> str:
     )
 
 
-def _curve(audit: LeakAudit, family: str) -> Figure:
+def _curve(audit: LeakAudit, family: str, about: str) -> Figure:
     words = []
     for layer in audit.layers:
         points = [
@@ -174,7 +230,7 @@ def _curve(audit: LeakAudit, family: str) -> Figure:
             " Dotted: positions at which the noise is shorter than D/2, so that no noise of that length can "
             "hide the token."
         )
-    return Figure(defence_figure(audit, family), " ".join(words), caption)
+    return Figure(named(defence_figure(audit, family), about), " ".join(words), caption)
 
 
 def _method(audit: LeakAudit) -> list[Part]:
@@ -201,27 +257,6 @@ def _samples(audit: LeakAudit) -> Details:
     return Details(
         f"The first {len(audit.samples)} of {audit.prompts}", [Preformatted(one) for one in audit.samples]
     )
-
-
-def _provenance(
-    model: Mapping[str, Any] | None, record: Record, command: str, options: Mapping[str, Any]
-) -> list[Part]:
-    facts = [("model", f"{model['name']}, {model['architecture']}, {model['dtype']}")] if model else []
-    if model:
-        facts.append(("weights", f"sha256 {model['weight_hash']}"))
-    facts += [(name, _flat(value)) for name, value in record.items() if name != "command" and value]
-    parts: list[Part] = [Facts(facts)]
-    if command:
-        parts.append(Preformatted(command, "The command"))
-    if options:
-        parts.append(Details("Options", [Facts([(name, _flat(value)) for name, value in options.items()])]))
-    return parts
-
-
-def _flat(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {part}" for name, part in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _lengths(lengths: tuple[int, int]) -> str:

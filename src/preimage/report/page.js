@@ -13,9 +13,27 @@
     for (const plot of plots) {
       const figure = read(plot.id + "-data");
       plot.textContent = "";
-      Plotly.newPlot(plot, figure.data, { ...figure.layout, template: theme() }, config);
+      plot.base = figure.layout.height;
+      Plotly.newPlot(plot, figure.data, { ...figure.layout, template: theme() }, config).then(() => fit(plot));
     }
-    const change = (update) => plots.forEach((plot) => Plotly.relayout(plot, update));
+    // A legend takes no room from what it explains: the figure grows by its rows, fewer on a wider screen.
+    const fit = (plot) => {
+      const legend = plot.querySelector(".legend .bg");
+      const rows = legend ? legend.getBoundingClientRect().height : 0;
+      const height = plot.base + Math.max(0, Math.ceil(rows) - 30);
+      if (height === plot.clientHeight) return;
+      plot.style.height = height + "px";
+      Plotly.relayout(plot, { height });
+    };
+    const change = (update) =>
+      plots.forEach((plot) => Plotly.relayout(plot, update).then(() => fit(plot)));
+    let width = innerWidth, waiting = 0;
+    addEventListener("resize", () => {
+      if (innerWidth === width) return;
+      width = innerWidth;
+      clearTimeout(waiting);
+      waiting = setTimeout(() => plots.forEach(fit), 300); // after plotly has followed
+    });
     night.addEventListener("change", () => change({ template: theme() }));
     addEventListener("beforeprint", () => change({ template: themes.light, width: paperWidth }));
     addEventListener("afterprint", () => change({ template: theme(), width: null, autosize: true }));

@@ -116,6 +116,15 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """Two texts in pieces, one above the other; those that only one of them has at its place are marked."""
+
+    first: Sequence[str]
+    second: Sequence[str]
+    label: str
+
+
+@dataclass(frozen=True)
 class Preformatted:
     """Text as it is, in letters of one width: a command, a file's content."""
 
@@ -139,5 +148,15 @@ class Details:
 
 
 Part: TypeAlias = (
-    Paragraph | Heading | Bullets | Notice | Table | Figure | Tokens | Preformatted | Facts | Details
+    Paragraph
+    | Heading
+    | Bullets
+    | Notice
+    | Table
+    | Figure
+    | Tokens
+    | Difference
+    | Preformatted
+    | Facts
+    | Details
 )

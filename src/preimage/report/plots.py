@@ -13,12 +13,9 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from preimage.errors import clip
+from preimage.figures.style import DASHES, NOTE, PALETTE, SYMBOLS, uncrowd
 from preimage.report.markup import plainly
 
-# Told apart by people who do not see all colours, and at least 3:1 against the page on light and on dark.
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#bf6a99", "#b07d00", "#2f8fc6", "#7f7f7f")
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid")
-_SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 _HEIGHT = 420  # pixels, of a figure that names none
 _LABELS = ("name", "text", "hovertext", "ticktext", "x", "y")  # keys of texts that are set in lines
 _LINE = 36  # letters in one
@@ -35,27 +32,29 @@ def plotly_script() -> str:
 
 
 class Plot(NamedTuple):
-    """A figure as the page takes it: data and layout as json for a script element, title, height (pixels)."""
+    """A figure as the page takes it: data and layout as json for a script element, and what is text there.
+
+    ``height`` is in pixels; where a legend needs more, the page gives it.
+    """
 
     json: str
     title: str
+    note: str
     height: float
 
 
 def plot_of(figure: go.Figure) -> Plot:
     """What the page takes of a figure; background, fonts and width are the page's own."""
-    document = json.loads(figure.to_json(engine="json"))
+    document = json.loads(uncrowd(go.Figure(figure)).to_json(engine="json"))
     layout = document.get("layout", {})
-    title = layout.pop("title", None)
+    title, meta = layout.pop("title", None), layout.pop("meta", None)
     for key in ("template", "paper_bgcolor", "plot_bgcolor", "width", "autosize"):
         layout.pop(key, None)
     height = float(layout.setdefault("height", _HEIGHT))
-    for axis in (value for key, value in layout.items() if re.match("[xy]axis", key)):
-        if axis.get("type") == "log" and not axis.keys() & {"dtick", "nticks", "tickvals"}:
-            axis["nticks"] = 5  # else every digit gets a label of its own
     content = _as_text({"data": document["data"], "layout": layout})
     text = title.get("text") if isinstance(title, dict) else title
-    return Plot(script_json(content), text or "", height)
+    note = str(meta.get(NOTE, "")) if isinstance(meta, dict) else ""
+    return Plot(script_json(content), text or "", note, height)
 
 
 def script_json(content: Any) -> str:
@@ -98,6 +97,7 @@ def themes() -> str:
 def _template(ink: str, muted: str, rule: str, paper: str) -> dict[str, Any]:
     axis = {
         "automargin": True,
+        "exponentformat": "power",
         "gridcolor": rule,
         "linecolor": muted,
         "zerolinecolor": muted,
@@ -107,7 +107,7 @@ def _template(ink: str, muted: str, rule: str, paper: str) -> dict[str, Any]:
     }
     lines = [
         {"line": {"dash": dash, "width": 2}, "marker": {"symbol": symbol, "size": 7}}
-        for dash, symbol in zip(_DASHES, _SYMBOLS, strict=True)
+        for dash, symbol in zip(DASHES, SYMBOLS, strict=True)
     ]
     layout = {
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -121,7 +121,14 @@ def _template(ink: str, muted: str, rule: str, paper: str) -> dict[str, Any]:
         "colorscale": {"sequential": "Cividis", "sequentialminus": "Cividis"},
         "xaxis": axis,
         "yaxis": axis,
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "title": {"side": "top left"}},
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "y": 1.02,
+            "yanchor": "bottom",
+            "maxheight": 10_000,  # else it is cut, and scrolls
+            "title": {"side": "top left"},
+        },
         "margin": {"l": 16, "r": 16, "t": 24, "b": 16, "pad": 4},
         "hoverlabel": {"bgcolor": paper, "bordercolor": muted, "font": {"color": ink}, "align": "left"},
         "dragmode": False,  # a finger on a figure scrolls the page

@@ -21,6 +21,7 @@ from preimage.storage.files import (
 from preimage.storage.manifest import MANIFEST, TENSORS, read_manifest, seal, unusable
 from preimage.storage.places import Place, is_remote, names_in, place_of
 from preimage.storage.plans import differences, require_same
+from preimage.storage.reading import KeptRun, read_records, read_run
 from preimage.storage.records import processor, record
 from preimage.storage.run import Run, inside
 from preimage.storage.saved import Saved, decode
@@ -31,6 +32,7 @@ __all__ = [
     "SCHEMA",
     "TENSORS",
     "Errand",
+    "KeptRun",
     "Place",
     "Run",
     "Saved",
@@ -49,6 +51,8 @@ __all__ = [
     "processor",
     "read_json",
     "read_manifest",
+    "read_records",
+    "read_run",
     "record",
     "replacing",
     "require_same",

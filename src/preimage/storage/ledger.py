@@ -42,6 +42,11 @@ def ledger_in(folder: Place) -> Ledger:
     return ObjectLedger(folder / OBJECTS) if is_remote(folder) else LineLedger(folder / LINES)
 
 
+def look_at(folder: Place) -> dict[str, Any]:
+    """What is finished in a run's folder, which may be somebody's who is at work: nothing is mended."""
+    return ObjectLedger(folder / OBJECTS).read() if is_remote(folder) else LineLedger(folder / LINES).look()
+
+
 class LineLedger:
     """A line a piece."""
 
@@ -50,13 +55,18 @@ class LineLedger:
 
     def read(self) -> dict[str, Any]:
         """Everything that is finished; half a line at the end is removed."""
-        if not self._path.exists():
-            return {}
-        lines = self._path.read_bytes().splitlines(keepends=True)
+        lines = self._lines()
         whole = [line for line in lines if line.endswith(b"\n")]
         if len(whole) < len(lines):  # the line being written when the run was stopped
             write_bytes(self._path, b"".join(whole))
         return dict(_entry(line, self._path) for line in whole)
+
+    def look(self) -> dict[str, Any]:
+        """Everything that is finished, the file left as it is."""
+        return dict(_entry(line, self._path) for line in self._lines() if line.endswith(b"\n"))
+
+    def _lines(self) -> list[bytes]:
+        return self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
 
     def add(self, key: str, item: Any) -> None:
         """Append a line, and have it on the disk."""

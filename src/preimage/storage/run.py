@@ -31,8 +31,8 @@ from preimage.storage.records import record
 from preimage.storage.saved import decode
 from preimage.storage.shelf import FolderShelf
 
-_RUN, _RECORD = "run.json", "record.jsonl"
-_SUM = "sha256"  # of everything else in run.json
+RUN, RECORD = "run.json", "record.jsonl"
+SUM = "sha256"  # of everything else in run.json
 Key = TypeVar("Key", bound=int | str)
 Item = TypeVar("Item")
 
@@ -98,7 +98,7 @@ class Run:
 
     def result(self, kind: type[Item]) -> Item | None:
         """The results of a run that is done, as what they are; None of one that is not."""
-        return None if self.results is None else self._decoded(kind, self.results, _RUN)
+        return None if self.results is None else self._decoded(kind, self.results, RUN)
 
     def left(self, keys: Iterable[Key]) -> list[Key]:
         """The keys of pieces that are not finished yet."""
@@ -199,7 +199,7 @@ class Run:
             if not is_remote(path):
                 path.mkdir(parents=True, exist_ok=True)
             self._hold = hold(path, self)
-            begun = exists(path / _RUN)
+            begun = exists(path / RUN)
             others = [] if begun else [name for name in names_in(path) if not _ours(name)]
         except OSError as error:
             raise UnwritableError(
@@ -221,13 +221,13 @@ class Run:
         if is_remote(path):  # where nothing can be appended
             write_json(path / "record" / f"{said['date'].replace(':', '')}-{uuid.uuid4().hex[:8]}.json", said)
         else:
-            append(path / _RECORD, said)
+            append(path / RECORD, said)
 
     def _write(self, more: dict[str, Any]) -> None:
         assert self.path is not None
         self._hold.require(look=True)
         document = plain({**self._plan, **more})
-        write_json(self.path / _RUN, {**document, _SUM: sha256_document(document)})
+        write_json(self.path / RUN, {**document, SUM: sha256_document(document)})
 
     def _decoded(self, kind: type[Item], value: Any, name: str) -> Item:
         try:
@@ -239,11 +239,11 @@ class Run:
         return item
 
     def _continue(self, path: Place) -> None:
-        saved = read_json(path / _RUN)
+        saved = read_json(path / RUN)
         require_same(path, saved, self._plan)  # first: another version has another checksum, or none
-        digest = saved.pop(_SUM, None)
+        digest = saved.pop(SUM, None)
         if digest != sha256_document(saved):
-            raise RunFolderError(f"{path / _RUN} fails its checksum.", "Give another folder.")
+            raise RunFolderError(f"{path / RUN} fails its checksum.", "Give another folder.")
         if saved.get("state") == "done":
             self.results = saved.get("results")
         assert self._ledger is not None
