@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from preimage.report.markup import SHORT, Markup, tag, visible
+from preimage.markup import SHORT, Markup, tag, visible
 from preimage.report.parts import (
     Bullets,
     Cell,

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from preimage.errors import clip
-from preimage.report.markup import plainly
+from preimage.markup import plainly
 
 # Told apart by people who do not see all colours, and at least 3:1 against the page on light and on dark.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#bf6a99", "#b07d00", "#2f8fc6", "#7f7f7f")

@@ -20,6 +20,7 @@ from preimage.states.caches import observed_width
 from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
 from preimage.storage.places import on_a_disk
 from preimage.storage.tensor_file import tensor_bytes
+from preimage.views import details, table, view
 
 _ROWS = 256  # prompts looked at together
 _RESIDUAL = Observation()  # what a capture keeps
@@ -108,6 +109,18 @@ class States:
         what = "states" if seen.place == "residual" else seen.place
         what += " before rotary" if seen.rotary == "before" else ""
         return f"<{what} of {len(self)} prompts at {len(self.layers)} layers, by {made_by}>"
+
+    def _repr_html_(self) -> str:
+        floors = [{"layer": str(layer), "noise_floor": self.noise_floor.get(layer)} for layer in self.layers]
+        facts = {
+            "prompts": len(self),
+            "tokens": sum(self.lengths),
+            "positions": self.positions,
+            "width": self.d_model,
+            "type": str(self.dtype).removeprefix("torch."),
+            "token_ids": "withheld" if self.token_ids is None else "kept",
+        }
+        return view(repr(self)[1:-1], table([facts]), details("Layers", table(floors)))
 
     def at(self, prompt: int, layer: Layer) -> Float[Tensor, "position d_model"]:
         """States of one prompt at one layer: every position, or the last alone where only it was kept."""
