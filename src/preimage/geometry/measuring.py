@@ -21,7 +21,7 @@ from preimage.geometry.propagating import Stored, propagate
 from preimage.geometry.result import Geometry, LayerGeometry, LayerSet, StepReport
 from preimage.layers import Layer
 from preimage.models import LanguageModel
-from preimage.progress import Progress, silent
+from preimage.progress import Listener, Progress, reporting, silent
 from preimage.prompts import PromptSet
 from preimage.states import States
 from preimage.storage import Errand, Run
@@ -37,7 +37,7 @@ def measure_geometry(
     model: LanguageModel | None = None,
     device: str | torch.device = "cpu",
     out: str | Path | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
     **changes: Unpack[GeometryChanges],
 ) -> Geometry:
     """The diagnostics of arXiv 2511.14808 on the last states of every prompt, at every layer kept.
@@ -78,7 +78,8 @@ def measure_geometry(
     if model is not None:
         states.require_made_by(model)
     run = Run(plan_of(states.model, states.token_ids, states.layers, chosen), out)
-    return measure_states(MeasuredLayers(states, chosen, device, model, progress), run)
+    with reporting(progress) as report:
+        return measure_states(MeasuredLayers(states, chosen, device, model, report), run)
 
 
 @dataclass(frozen=True)

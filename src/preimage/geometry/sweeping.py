@@ -13,7 +13,7 @@ from preimage.geometry.options import GeometryOptions, SweepOptions
 from preimage.geometry.result import Geometry, GeometrySweep, Setting, SweptGeometry
 from preimage.layers import LayerSpec, parse_layers
 from preimage.preparation import Preparation
-from preimage.progress import Progress, silent
+from preimage.progress import Listener, reporting, silent
 from preimage.prompts import PromptOptions, PromptSet
 from preimage.storage import Place, Run, current_workers, inside, place_of, write_table
 
@@ -29,7 +29,7 @@ def sweep_geometry(
     options: GeometryOptions | None = None,
     device: str = "auto",
     out: str | Path | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
 ) -> GeometrySweep:
     """Every combination of models, lengths, dtypes and quantisers, one table.
 
@@ -86,7 +86,7 @@ def measure_model(
     *,
     options: GeometryOptions | None = None,
     out: str | Path | Place | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
 ) -> Geometry:
     """Capture the last states of prompts and measure them; with ``out``, continued or found done there."""
     from preimage.geometry.errands import GeometryJob  # which import torch
@@ -99,10 +99,11 @@ def measure_model(
     if there is not None:
         run.finish(there.to_dict, {"layers": there.rows}, [_STATES])
         return there
-    states = capture_for_run(model, prompts, wanted, run.place(_STATES), progress)
-    errand = None if current_workers() is None else GeometryJob.errand(model, states, chosen)
-    measured = MeasuredLayers(states, chosen, model.device, model, progress, errand)
-    return measure_states(measured, run, [_STATES])
+    with reporting(progress) as report:
+        states = capture_for_run(model, prompts, wanted, run.place(_STATES), report)
+        errand = None if current_workers() is None else GeometryJob.errand(model, states, chosen)
+        measured = MeasuredLayers(states, chosen, model.device, model, report, errand)
+        return measure_states(measured, run, [_STATES])
 
 
 def _check(

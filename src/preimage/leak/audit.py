@@ -22,7 +22,7 @@ from preimage.leak.result import SURE, LeakAudit, LeakCell, PromptRead, Utility
 from preimage.leak.utility import filled, guessed, measure_utility
 from preimage.models import LanguageModel
 from preimage.observations import Observation
-from preimage.progress import Progress, silent
+from preimage.progress import Listener, Progress, reporting, silent
 from preimage.prompts import PromptSet
 from preimage.states import States, capture, encode_all
 from preimage.storage import Place, Run
@@ -47,7 +47,7 @@ def measure_leak(
     options: LeakOptions | None = None,
     bos: bool | None = None,
     out: str | Path | Place | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
     **changes: Unpack[LeakChanges],
 ) -> LeakAudit:
     """Run prompts, expose their states in every way that was asked for, and read them back.
@@ -91,9 +91,9 @@ def measure_leak(
         "options": chosen.to_dict(),
     }
     run = Run(plan, out, name_command=False)
-    work = _Audit(model, ids, wanted, chosen, progress, len(cells))
-    with model.unchanging():
-        found, margins, baseline = _measured(run, work, cells, wanted if chosen.margins else (), progress)
+    with model.unchanging(), reporting(progress) as report:
+        work = _Audit(model, ids, wanted, chosen, report, len(cells))
+        found, margins, baseline = _measured(run, work, cells, wanted if chosen.margins else (), report)
     lengths = tuple(map(len, ids))
     result = LeakAudit(
         model=model.identity.to_dict(),
