@@ -16,7 +16,7 @@ from preimage.collisions.tiles import KeptTiles
 from preimage.distances import here
 from preimage.errors import OptionError, PromptError
 from preimage.layers import Layer, LayerSpec, parse_layers
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, require_model
 from preimage.progress import Listener, Progress, reporting, silent
 from preimage.prompts import PromptSet
 from preimage.states import capture_for_run, encode_all, safety
@@ -48,6 +48,7 @@ def find_collisions(
     >>> audit.at(0).spacing.explained, audit.at(1).spacing.within_noise, audit.unexplained
     ({'same last token at layer 0': 1}, 0, 0)
     """
+    require_model(model)
     chosen = replace(options or CollisionOptions(), **changes)
     wanted = parse_layers(layers, model.n_layers)
     given = encode_all(model, prompts, bos)

@@ -14,7 +14,7 @@ from preimage.collisions.result import CollisionAudit, Continuation, Continuatio
 from preimage.collisions.spacing import require_above_noise
 from preimage.errors import OptionError, PromptError, RunFolderError
 from preimage.layers import Layer, parse_layer
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, require_model
 from preimage.progress import Listener, reporting, silent
 from preimage.prompts import PromptSet
 from preimage.states import encode_all, safety
@@ -45,6 +45,7 @@ def scan_continuations(
     >>> scan.prefixes[0].spacing.pairs, scan.prefixes[0].margin > 0, scan.unexplained
     (120, True, 0)
     """
+    require_model(model)
     chosen = replace(options or CollisionOptions(), **changes)
     at = parse_layer(layer, model.n_layers)
     ids = list(dict.fromkeys(encode_all(model, prefixes, bos)))

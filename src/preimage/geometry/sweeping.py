@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any, cast
 
 from preimage import models
 from preimage.errors import OptionError, PromptError
@@ -51,7 +52,9 @@ def sweep_geometry(
     [(3, 45), (5, 45)]
     """
     if not isinstance(over, SweepOptions):
-        over = SweepOptions(over)
+        over = SweepOptions(
+            list(over) if isinstance(over, list | tuple) else [cast(Any, over)]
+        )  # or one alone
     chosen, dtypes = options or GeometryOptions(), over.dtypes
     quantisers = (chosen.quantiser,) if over.quantisers is None else over.quantisers
     prepared = [Preparation(model, dtype=dtypes[0], device=device, device_map=over.device_map)

@@ -13,7 +13,7 @@ from preimage.inversion.inverter import Inverter
 from preimage.inversion.options import InvertChanges, InvertOptions
 from preimage.inversion.preparing import Prepared, prepare
 from preimage.inversion.result import Inversion
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, require_model
 from preimage.progress import Listener, Progress, reporting, silent, told_of_stages
 from preimage.storage import Run, current_workers
 
@@ -51,6 +51,7 @@ def invert(
     >>> result.status, result.token_ids
     ('recovered', (7, 3, 9))
     """
+    require_model(model)
     chosen = replace(options or InvertOptions(), **changes)
     with model.unchanging(), reporting(progress) as report:
         return _invert(model, states, layer, attention_mask, chosen, out, report)

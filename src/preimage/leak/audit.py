@@ -20,7 +20,7 @@ from preimage.leak.margins import measure_margins
 from preimage.leak.options import LeakChanges, LeakOptions
 from preimage.leak.result import SURE, LeakAudit, LeakCell, PromptRead, Utility
 from preimage.leak.utility import filled, guessed, measure_utility
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, require_model
 from preimage.observations import Observation
 from preimage.progress import Listener, Progress, reporting, silent
 from preimage.prompts import PromptSet
@@ -66,6 +66,7 @@ def measure_leak(
     >>> audit.at("float32", 1).exact, audit.at("float32", 1).verified
     (1.0, 1.0)
     """
+    require_model(model)
     chosen = replace(options or LeakOptions(), **changes)
     wanted = default_layers(model.n_layers) if layers is None else parse_layers(layers, model.n_layers)
     ids = encode_all(model, prompts, bos)

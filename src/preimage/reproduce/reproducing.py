@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, require_model
 from preimage.progress import Listener, reporting, silent
 from preimage.reproduce.options import Sizes
 from preimage.reproduce.registry import item_of
@@ -38,6 +38,7 @@ def reproduce(
     >>> found.rows[0].what, found.paper
     ('layer 0', 'arXiv 2510.15511')
     """
+    require_model(model)
     item = item_of(name)
     chosen = replace(sizes or item.sizes(preset), **changes)
     began = time.perf_counter()

@@ -19,10 +19,10 @@ from torch import Tensor
 from preimage.devices import BATCH_TOKENS, by_device
 from preimage.errors import BundleError, OptionError, PromptError, UnwritableError
 from preimage.layers import Layer, LayerSpec
-from preimage.models import LanguageModel, told_model
+from preimage.models import LanguageModel, require_model, told_model
 from preimage.observations import Observation, Tap
 from preimage.progress import Listener, Progress, reporting, silent
-from preimage.prompts import PromptSet, encode
+from preimage.prompts import PromptSet, encode, listed
 from preimage.states.batches import Piece, cut, missing, parts_of
 from preimage.states.bundle import UNFINISHED, finish_bundle, open_states, prepare_folder, unwritable
 from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
@@ -89,6 +89,7 @@ def capture(
     >>> states.at(0, 1).shape, states.last("final").shape
     (torch.Size([3, 64]), torch.Size([2, 64]))
     """
+    require_model(model)
     if positions not in ("all", "last"):
         raise OptionError(f"positions {positions!r} is not known.", "Use all or last.")
     kept: KeptPositions = "last" if positions == "last" else "all"
@@ -156,11 +157,9 @@ def encode_all(
     bos: bool | None = None,
 ) -> list[tuple[int, ...]]:
     """Token ids of every prompt, each checked against vocabulary and context."""
-    rows: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
+    rows = listed(prompts)
     if not rows:
         raise PromptError("No prompt was given.", "Give at least one text or list of token ids.")
-    if isinstance(rows[0], int):
-        rows = [rows]  # one bare list of ids is one prompt
     tokenizer, size, longest = model.tokenizer, model.vocab_size, model.max_length
     return [
         encode(row, tokenizer, vocab_size=size, max_length=longest, bos=bos, name=f"Prompt {index}")

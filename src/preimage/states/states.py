@@ -15,7 +15,7 @@ from torch import Tensor
 
 from preimage.errors import BundleError, LayerError, StatesError, clip
 from preimage.layers import Layer
-from preimage.models import LanguageModel, ModelPreview
+from preimage.models import LanguageModel, ModelPreview, require_model
 from preimage.observations import Observation
 from preimage.states.caches import observed_width
 from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
@@ -204,6 +204,7 @@ class States:
 
     def require_made_by(self, model: LanguageModel) -> None:
         """Refuse a model that is not the one that made these states."""
+        require_model(model)
         self.require_width(model)
         if self.model is not None and self.model["weight_hash"] != model.weight_hash:
             theirs, ours = self.model["dtype"], model.identity.dtype

@@ -18,7 +18,7 @@ from preimage.inversion.proposers.lens import Lens, LensShape
 from preimage.inversion.proposers.lens_files import find_lenses, save_lens, told
 from preimage.inversion.proposers.registry import can_be_peeled
 from preimage.layers import parse_layer
-from preimage.models import LanguageModel, in_bfloat16, without_positions
+from preimage.models import LanguageModel, in_bfloat16, require_model, without_positions
 from preimage.observations import Observation, Site, Tap, in_words
 from preimage.progress import Listener, Progress, reporting, silent
 from preimage.prompts import PromptOptions, gather
@@ -72,6 +72,7 @@ def train_lens(
     >>> preimage.train_lens(model, 1, "random", small).held_out.keys()
     dict_keys(['random'])
     """
+    require_model(model)
     at = without_positions(model, _checked(tap, model.n_layers))
     chosen = _settled(options or LensOptions(), model, at, text)
     given = text if isinstance(text, Tensor) else training_text(model, text)

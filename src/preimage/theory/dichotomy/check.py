@@ -14,7 +14,7 @@ from typing import Any
 from preimage.collisions import UNEXPLAINED, Structure
 from preimage.errors import OptionError, PromptError
 from preimage.layers import Layer, LayerSpec, parse_layers
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, require_model
 from preimage.models.random_parameters import random_parameters
 from preimage.progress import Listener, Progress, reporting, silent
 from preimage.prompts import PromptSet
@@ -52,6 +52,7 @@ def check_dichotomy(
     >>> [(row["family"], row["first"], row["second"]) for row in report.tables["families"]]
     [('constant prompts', [5, 5], [5, 5, 5])]
     """
+    require_model(model)
     ids = tuple(dict.fromkeys(encode_all(model, prompts, bos)))
     with reporting(progress) as report:
         known, measured = _measure(model, ids, layers, draws, seed, report)

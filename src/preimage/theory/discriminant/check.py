@@ -19,7 +19,7 @@ from torch import Tensor
 from preimage.distances import norms, row_distances
 from preimage.errors import ModelError, OptionError, PromptError
 from preimage.layers import parse_layer
-from preimage.models import DoubleModel, LanguageModel, double_copy
+from preimage.models import DoubleModel, LanguageModel, double_copy, require_model
 from preimage.progress import Listener, Progress, reporting, silent
 from preimage.states import encode_all
 from preimage.theory.discriminant.movement import Movement
@@ -76,6 +76,7 @@ def distance_to_collision(
     >>> report.tables["distance"][0]["distance"] > 0, [verdict.id for verdict in report.refuted]
     (True, [])
     """
+    require_model(model)
     ids, wanted = _pair(model, first, second, bos), _block(model, layer)
     if not learning_rate > 0:
         raise OptionError(f"learning_rate is {learning_rate}.", "Give a number above 0.")
@@ -130,6 +131,7 @@ def build_collision(
     >>> torch.allclose(first, second, rtol=0, atol=1e-12)
     True
     """
+    require_model(model)
     ids, wanted = _pair(model, first, second, bos), _block(model, layer)
     with reporting(progress) as report:
         approach = _approach(model, ids, wanted, only, report)
