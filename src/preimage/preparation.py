@@ -36,6 +36,10 @@ class Preparation:
     ) -> None:
         self._dtype, self._device, self._device_map = check_dtype(dtype), check_device(device), device_map
         check_device_map(device_map, device)
+        if not isinstance(model, str):
+            from preimage.models import require_model  # which imports torch
+
+            require_model(model)
         self._gathered: dict[tuple[str, PromptOptions], PromptSet] = {}
         self.name = model if isinstance(model, str) else model.name
         self.files = locate(model) if isinstance(model, str) else None

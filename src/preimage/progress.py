@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from preimage.errors import OptionError, clip, shown
 
 # Called as work advances: units done, units in all, and a word on what they are.
 Progress: TypeAlias = Callable[[int, int, str], None]
+# What a caller may give: whoever is told, True for a bar, False or None for nothing.
+Listener: TypeAlias = Progress | bool | None
 
 
 def silent(done: int, total: int, note: str) -> None:
@@ -31,3 +36,54 @@ def told_of_stages(progress: Progress) -> Iterator[None]:
 def stage(note: str) -> None:
     """Say what begins now, where somebody listens: a part of set-up that may take seconds."""
     _listening.get()(0, 1, note)
+
+
+@contextmanager
+def reporting(listener: Listener) -> Iterator[Progress]:
+    """Whom to tell while this lasts. True: a bar of tqdm, in a notebook or on stderr, named by the stage."""
+    if listener is None or listener is False:
+        yield silent
+    elif listener is True:
+        bar = _Bar()
+        try:
+            yield bar
+        finally:
+            bar.close()
+    elif callable(listener):
+        yield listener
+    else:
+        raise OptionError(
+            f"progress is {clip(repr(listener), 80)}.",
+            "Give True for a bar, False for none, or a function of units done, units in all and their name.",
+        )
+
+
+class _Bar:
+    """One bar that begins anew with every stage."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._stage = ""
+
+    def __call__(self, done: int, total: int, note: str) -> None:
+        if self._bar is None:
+            self._bar = _tqdm()(total=total or None, leave=True)
+        bar = self._bar
+        if note != self._stage or (total or None) != bar.total:
+            self._stage = note
+            bar.reset()  # time begins anew too
+            bar.total = total or None
+            bar.set_description_str(shown(note), refresh=False)
+        bar.n = done
+        bar.refresh()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _tqdm() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a notebook has no widgets: then the bar is text
+        from tqdm.auto import tqdm
+    return tqdm

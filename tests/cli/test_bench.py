@@ -22,7 +22,7 @@ def test_bench_capture(document: Any, run: Typed, model: str) -> None:
     given = ["bench", "capture", "--model", model, "--count", 2, "--length", 4, "--rounds", 1]
     code, found = document(*given)
     assert code == 0
-    assert (found["schema"], found["command"]) == ("preimage/8", "bench capture")
+    assert (found["schema"], found["command"]) == ("preimage/9", "bench capture")
     assert found["fraction_of_forward"] == found["forward_seconds"] / found["capture_seconds"]
     assert (found["tokens"], found["layers"]) == (8, LAYERS + 2)
     assert found["hardware"]["torch"] == torch.__version__

@@ -21,7 +21,7 @@ def test_capture(document: Any, run: Typed, model: str, tmp_path: Path) -> None:
     texts = ["--text", "the cat", "--text", "a dog"]
     code, found = document("capture", "--model", model, *texts, "--layers", "1,final", "--out", out)
     assert code == 0
-    assert (found["schema"], found["command"], found["bundle"]) == ("preimage/8", "capture", str(out))
+    assert (found["schema"], found["command"], found["bundle"]) == ("preimage/9", "capture", str(out))
     assert (found["prompts"], found["layers"], found["positions"]) == (2, [1, "final"], "all")
     assert found["noise_floor"].keys() == {"1", "final"}
     states, loaded = preimage.open_states(out), preimage.load(model)

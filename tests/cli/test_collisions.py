@@ -24,7 +24,7 @@ def test_collisions(document: Any, run: Typed, model: str, tmp_path: Path) -> No
     given += ["--layers", "0,2,final", "--hard-bases", 2, "--closest", 2, "--threshold", 0.5]
     code, found = document(*given, "--out", out)
     assert code == 0
-    assert (found["schema"], found["command"]) == ("preimage/8", "collisions")
+    assert (found["schema"], found["command"]) == ("preimage/9", "collisions")
     options = {"thresholds": (0.5,), "closest": 2, "hard_bases": 2}
     audit = preimage.find_collisions(preimage.load(model), texts, "0,2,final", **options)
     assert found["results"] == json.loads(json.dumps(audit.to_dict()))
@@ -84,7 +84,7 @@ def test_continuations(document: Any, run: Typed, model: str, tmp_path: Path) ->
     given = ["continuations", "--model", model, "--text", "the cat", "--text", "a", "--layer", 2]
     code, found = document(*given, "--out", tmp_path / "scan")
     assert code == 0
-    assert (found["schema"], found["command"]) == ("preimage/8", "continuations")
+    assert (found["schema"], found["command"]) == ("preimage/9", "continuations")
     scan = preimage.scan_continuations(preimage.load(model), ["the cat", "a"], 2, hard_bases=0)
     assert found["results"] == json.loads(json.dumps(scan.to_dict()))
     assert [prefix["text"] for prefix in found["results"]["prefixes"]] == ["<s>the cat", "<s>a"]

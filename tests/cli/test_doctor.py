@@ -19,7 +19,7 @@ from support.commands import Typed
 def test_doctor(document: Any, run: Typed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, found = document("doctor")
     assert code == 0
-    assert (found["schema"], found["command"]) == ("preimage/8", "doctor")
+    assert (found["schema"], found["command"]) == ("preimage/9", "doctor")
     checks = {check["check"]: check for check in found["checks"]}
     assert {"python", "preimage", "torch", "device", "cache", "default model", "extra data"} <= checks.keys()
     assert checks["torch"] == {"check": "torch", "ok": True, "found": torch.__version__}

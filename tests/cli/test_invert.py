@@ -22,7 +22,7 @@ def test_invert_text(document: Any, run: Typed, model: str) -> None:
     for method in ("sipit", "brute-force"):
         code, found = document("invert", *given, "--method", method)
         assert code == 0
-        assert (found["schema"], found["command"]) == ("preimage/8", "invert")
+        assert (found["schema"], found["command"]) == ("preimage/9", "invert")
         assert found["model"] == preimage.load(model).identity.to_dict()
         assert [result["text"] for result in found["results"]] == ["<s>the cat", "<s>a dog"]
         for index, result in enumerate(found["results"]):

@@ -25,7 +25,7 @@ def test_a_finished_run_is_not_run_again(document: Any, model: str, tmp_path: Pa
         "run.json",
     ]
     saved = json.loads((tmp_path / "r" / "run.json").read_text())
-    assert (saved["schema"], saved["command"], saved["state"]) == ("preimage/8", "invert", "done")
+    assert (saved["schema"], saved["command"], saved["state"]) == ("preimage/9", "invert", "done")
     assert saved["model"] == first["model"]
     results = [{k: v for k, v in r.items() if k not in ("index", "exact")} for r in first["results"]]
     assert saved["results"] == results

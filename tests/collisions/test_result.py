@@ -54,8 +54,8 @@ def test_results_survive_json(tmp_path: Path) -> None:
         assert decode(Continuation, json.loads(json.dumps(asdict(prefix)))) == prefix
     for kind, result in (("collisions", audit), ("continuations", scan)):
         saved = json.loads(result.save(tmp_path / f"{kind}.json").read_text())
-        assert (saved["schema"], saved["kind"], saved["unexplained"]) == ("preimage/8", kind, 0)
-        assert saved == {"schema": "preimage/8", "kind": kind, **json.loads(json.dumps(result.to_dict()))}
+        assert (saved["schema"], saved["kind"], saved["unexplained"]) == ("preimage/9", kind, 0)
+        assert saved == {"schema": "preimage/9", "kind": kind, **json.loads(json.dumps(result.to_dict()))}
         assert (
             type(result).load(tmp_path / f"{kind}.json") == type(result).from_dict(result.to_dict()) == result
         )

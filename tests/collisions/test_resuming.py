@@ -42,7 +42,7 @@ def test_a_run_folder_holds_what_the_search_returns(whole: Path, compared: list[
         "run.json",
     ]
     saved = json.loads((whole / "run.json").read_text())
-    assert (saved["schema"], saved["command"], saved["state"]) == ("preimage/8", "collisions", "done")
+    assert (saved["schema"], saved["command"], saved["state"]) == ("preimage/9", "collisions", "done")
     audit = preimage.find_collisions(tiny("llama"), PROMPTS, **GIVEN)
     assert len(compared) == 5
     assert saved["results"] == json.loads(json.dumps(audit.to_dict()))

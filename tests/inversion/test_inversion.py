@@ -286,7 +286,7 @@ def test_results_go_to_json_and_back(tmp_path: object) -> None:
         path.write_text(json.dumps(wrong))
         with pytest.raises(RunFolderError, match="is not a saved inversion"):
             Inversion.load(path)
-    assert (saved.pop("schema"), saved.pop("kind")) == ("preimage/8", "inversion")
+    assert (saved.pop("schema"), saved.pop("kind")) == ("preimage/9", "inversion")
     assert Inversion.from_dict(saved) == found
     assert "recovered" in found._repr_html_()
 

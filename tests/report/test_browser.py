@@ -7,6 +7,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
+from preimage.markup import plainly
 from preimage.report import (
     Bullets,
     Cell,
@@ -26,7 +27,6 @@ from preimage.report import (
     Tokens,
     save_page,
 )
-from preimage.report.markup import plainly
 from support.browser import Browser, Tab, needs_browser
 from support.hostile import FOREIGN, HOSTILE, POKE
 

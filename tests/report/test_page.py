@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preimage.errors import UnwritableError
+from preimage.markup import LONG, SHORT, joined, plainly, tag, visible
 from preimage.report import (
     Cell,
     Figure,
@@ -28,7 +29,6 @@ from preimage.report import (
     render,
     save_page,
 )
-from preimage.report.markup import LONG, SHORT, joined, plainly, tag, visible
 from preimage.report.plots import PALETTE, plot_of, plotly_script, script_json, themes
 from support.refusing import refused
 

@@ -60,7 +60,7 @@ def test_a_bundle_gives_back_the_bits_the_model_computed(
 def test_the_manifest_says_everything_but_the_numbers(bundle: Path) -> None:
     model, manifest = tiny("llama"), manifest_of(bundle)
     assert sorted(path.name for path in bundle.iterdir()) == [MANIFEST, TENSORS]
-    assert manifest["schema"] == "preimage/8"
+    assert manifest["schema"] == "preimage/9"
     assert manifest["kind"] == "states"
     assert manifest["model"] == model.identity.to_dict()
     assert len(manifest["model"]["weight_hash"]) == 64
@@ -151,7 +151,7 @@ def test_one_flipped_bit_fails_the_checksum_by_name(where: float, bundle: Path) 
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"{", b"[]", b"null", b"3", b'"schema"', b"\xff\xfe", b"[" * 100_000, b'{"schema": "preimage/8"}'],
+    [b"", b"{", b"[]", b"null", b"3", b'"schema"', b"\xff\xfe", b"[" * 100_000, b'{"schema": "preimage/9"}'],
     ids=["empty", "open", "list", "null", "number", "text", "bytes", "deep", "bare"],
 )
 def test_a_manifest_that_is_none_is_refused(raw: bytes, bundle: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_manifest_that_is_none_is_refused(raw: bytes, bundle: Path) -> None:
 
 
 CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
-    "schema": lambda m: m.update(schema="preimage/9"),
+    "schema": lambda m: m.update(schema="preimage/10"),
     "no schema": lambda m: m.pop("schema"),
     "no bytes": lambda m: m.pop("bytes"),
     "no checksums": lambda m: m.pop("checksums"),
@@ -220,10 +220,10 @@ def test_a_manifest_that_disagrees_is_refused(
 
 
 def test_the_schema_that_was_found_and_the_one_wanted_are_named(bundle: Path) -> None:
-    manifest = manifest_of(bundle) | {"schema": "preimage/9"}
+    manifest = manifest_of(bundle) | {"schema": "preimage/10"}
     (bundle / MANIFEST).write_text(json.dumps(manifest))
     error = refused(BundleError, lambda: preimage.open_states(bundle))
-    assert "its schema is 'preimage/9', not 'preimage/8'" in error.message
+    assert "its schema is 'preimage/10', not 'preimage/9'" in error.message
 
 
 def test_a_bundle_of_the_version_before_is_read_as_it_is(bundle: Path) -> None:

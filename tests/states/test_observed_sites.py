@@ -177,7 +177,7 @@ def test_a_damaged_cache_of_noise_costs_time_alone(lasting: LanguageModel, conte
 def test_a_bundle_of_keys_says_so_before_anything_is_read(tmp_path: Path) -> None:
     folder = preimage.capture(tiny("gpt2"), [random_ids(4)], 2, observe="keys").save(tmp_path / "b")
     manifest = manifest_of(folder)
-    assert (manifest["schema"], manifest["d_model"], manifest["layers"]) == ("preimage/8", 32, [2])
+    assert (manifest["schema"], manifest["d_model"], manifest["layers"]) == ("preimage/9", 32, [2])
     del manifest["observation"]
     (folder / MANIFEST).write_text(json.dumps(manifest))
     assert preimage.open_states(folder).observation == Observation()

@@ -84,8 +84,8 @@ def test_a_damaged_item_is_refused_by_the_file(item: object, tmp_path: Path) -> 
 def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:
     Run({"layer": 3}, tmp_path / "r")
     path = tmp_path / "r" / "run.json"
-    path.write_text(path.read_text().replace("preimage/8", "preimage/0"))
-    with pytest.raises(RunFolderError, match='begun with another schema: "preimage/0", now "preimage/8"'):
+    path.write_text(path.read_text().replace("preimage/9", "preimage/0"))
+    with pytest.raises(RunFolderError, match='begun with another schema: "preimage/0", now "preimage/9"'):
         Run({"layer": 3}, tmp_path / "r")
 
 

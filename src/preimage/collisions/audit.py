@@ -16,8 +16,8 @@ from preimage.collisions.tiles import KeptTiles
 from preimage.distances import here
 from preimage.errors import OptionError, PromptError
 from preimage.layers import Layer, LayerSpec, parse_layers
-from preimage.models import LanguageModel
-from preimage.progress import Progress, silent
+from preimage.models import LanguageModel, require_model
+from preimage.progress import Listener, Progress, reporting, silent
 from preimage.prompts import PromptSet
 from preimage.states import capture_for_run, encode_all, safety
 from preimage.storage import Place, Run, current_workers, inside
@@ -31,7 +31,7 @@ def find_collisions(
     options: CollisionOptions | None = None,
     bos: bool | None = None,
     out: str | Path | Place | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
     **changes: Unpack[CollisionChanges],
 ) -> CollisionAudit:
     """Compare the last states of all prompts, pair by pair, at every layer, and hard pairs beside them.
@@ -48,6 +48,7 @@ def find_collisions(
     >>> audit.at(0).spacing.explained, audit.at(1).spacing.within_noise, audit.unexplained
     ({'same last token at layer 0': 1}, 0, 0)
     """
+    require_model(model)
     chosen = replace(options or CollisionOptions(), **changes)
     wanted = parse_layers(layers, model.n_layers)
     given = encode_all(model, prompts, bos)
@@ -67,7 +68,8 @@ def find_collisions(
         "noise_floors": safety(model.dtype),  # so many are noise; layers judged by another number do not mix
     }
     run = Run(plan, out)
-    finished = _compare(model, ids, wanted, chosen, run, progress)
+    with reporting(progress) as report:
+        finished = _compare(model, ids, wanted, chosen, run, report)
     lengths = ids.lengths
     result = CollisionAudit(
         model=model.identity.to_dict(),
@@ -90,7 +92,7 @@ def sweep_lengths(
     *,
     options: CollisionOptions | None = None,
     out: str | Path | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
 ) -> dict[int, CollisionAudit]:
     """An audit for each length, over equally many prompts: distances shrink with their number.
 

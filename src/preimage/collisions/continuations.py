@@ -14,8 +14,8 @@ from preimage.collisions.result import CollisionAudit, Continuation, Continuatio
 from preimage.collisions.spacing import require_above_noise
 from preimage.errors import OptionError, PromptError, RunFolderError
 from preimage.layers import Layer, parse_layer
-from preimage.models import LanguageModel
-from preimage.progress import Progress, silent
+from preimage.models import LanguageModel, require_model
+from preimage.progress import Listener, reporting, silent
 from preimage.prompts import PromptSet
 from preimage.states import encode_all, safety
 from preimage.storage import Run, current_workers, read_json
@@ -29,7 +29,7 @@ def scan_continuations(
     options: CollisionOptions | None = None,
     bos: bool | None = None,
     out: str | Path | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
     **changes: Unpack[CollisionChanges],
 ) -> ContinuationScan:
     """For each prefix the states of all its continuations by one token, and all pairs of them.
@@ -45,6 +45,7 @@ def scan_continuations(
     >>> scan.prefixes[0].spacing.pairs, scan.prefixes[0].margin > 0, scan.unexplained
     (120, True, 0)
     """
+    require_model(model)
     chosen = replace(options or CollisionOptions(), **changes)
     at = parse_layer(layer, model.n_layers)
     ids = list(dict.fromkeys(encode_all(model, prefixes, bos)))
@@ -67,9 +68,10 @@ def scan_continuations(
     scan = PrefixScan(model, ids, at, chosen)
     errand = None if current_workers() is None else PrefixJob.errand(scan)
     numbers = range(len(ids))
-    scans = run.each(
-        numbers, Continuation, lambda some: map(scan.at, some), progress, "prefixes", errand=errand
-    )
+    with reporting(progress) as report:
+        scans = run.each(
+            numbers, Continuation, lambda some: map(scan.at, some), report, "prefixes", errand=errand
+        )
     in_order = tuple(scans[number] for number in numbers)
     result = ContinuationScan(model.identity.to_dict(), at, chosen.to_dict(), in_order)
     run.finish(result.to_dict, {"prefixes": result.rows})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import html
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from preimage.layers import Layer
-from preimage.storage import Saved
+from preimage.markup import Markup
+from preimage.storage import Saved, dataframe
+from preimage.views import Shown, Tone, details, named, table
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,8 @@ class LayerCollisions:
         return self.spacing.unexplained + sum(kind.unexplained for kind in self.hard)
 
 
-@dataclass(frozen=True)
-class CollisionAudit(Saved):
+@dataclass(frozen=True, repr=False)
+class CollisionAudit(Saved, Shown):
     """Every pair of a set of prompts compared at every chosen layer."""
 
     _kind = "collisions"
@@ -124,8 +126,21 @@ class CollisionAudit(Saved):
         """One flat row a layer, for tables."""
         return [_row({"layer": str(one.layer)}, one.spacing) for one in self.layers]
 
-    def _repr_html_(self) -> str:
-        return _html_table(self.rows())
+    def to_dataframe(self) -> Any:
+        """The rows as a DataFrame of pandas: one a layer."""
+        return dataframe(self.rows())
+
+    def _line(self) -> str:
+        where = f"{self.prompts:,} prompts at {len(self.layers)} layers of {named(self.model)}"
+        return f"{_found(self.unexplained)} among {where}"
+
+    def _tone(self) -> Tone:
+        return "bad" if self.unexplained else "good"
+
+    def _parts(self) -> Iterable[Markup]:
+        yield table(self.rows(), columns=("layer", *_SHOWN))
+        for layer in self.layers[-1:]:
+            yield details(f"The closest pairs at layer {layer.layer}", _pairs(layer.spacing))
 
 
 @dataclass(frozen=True)
@@ -147,8 +162,8 @@ class Continuation:
         return self.spacing.margin
 
 
-@dataclass(frozen=True)
-class ContinuationScan(Saved):
+@dataclass(frozen=True, repr=False)
+class ContinuationScan(Saved, Shown):
     """Exhaustive continuations of a few prefixes at one layer."""
 
     _kind = "continuations"
@@ -175,8 +190,23 @@ class ContinuationScan(Saved):
             for index, prefix in enumerate(self.prefixes)
         ]
 
-    def _repr_html_(self) -> str:
-        return _html_table(self.rows())
+    def to_dataframe(self) -> Any:
+        """The rows as a DataFrame of pandas: one a prefix."""
+        return dataframe(self.rows())
+
+    def _line(self) -> str:
+        return (
+            f"{_found(self.unexplained)} among all next tokens of {len(self.prefixes)} prefixes at layer "
+            f"{self.layer} of {named(self.model)}"
+        )
+
+    def _tone(self) -> Tone:
+        return "bad" if self.unexplained else "good"
+
+    def _parts(self) -> Iterable[Markup]:
+        yield table(self.rows(), columns=("prefix", "text", *_SHOWN))
+        for one in self.prefixes[:1]:
+            yield details("The closest next tokens of the first prefix", _pairs(one.spacing))
 
 
 def _row(head: dict[str, Any], spacing: Spacing) -> dict[str, Any]:
@@ -200,11 +230,25 @@ def _row(head: dict[str, Any], spacing: Spacing) -> dict[str, Any]:
     }
 
 
-def _html_table(rows: list[dict[str, Any]]) -> str:
-    def cells(tag: str, values: Any) -> str:
-        shown = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
-        return "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in shown)
+_SHOWN = ("pairs", "distinct", "margin", "normalised_margin", "mean_norm", "noise_radius", "within_noise",
+          "unexplained")  # fmt: skip
 
-    head = cells("th", rows[0]) if rows else ""
-    body = "".join(f"<tr>{cells('td', row.values())}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+
+def _pairs(spacing: Spacing) -> Markup:
+    """The closest pairs that must differ, with what they are."""
+    return table(
+        [
+            {
+                "distance": pair.distance,
+                "noise radius": pair.noise_radius,
+                "one": pair.first_text or str(list(pair.first_ids)),
+                "other": pair.second_text or str(list(pair.second_ids)),
+                "why": pair.explanation,
+            }
+            for pair in spacing.closest
+        ]
+    )
+
+
+def _found(unexplained: int) -> str:
+    return "no unexplained collision" if not unexplained else f"{unexplained} unexplained collisions"

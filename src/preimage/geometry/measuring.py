@@ -14,14 +14,14 @@ from torch import Tensor
 from preimage.collisions import find_collisions
 from preimage.distances import equal_row_groups, same_rows
 from preimage.distances.prompt_distances import PromptDistances
-from preimage.errors import OptionError, PromptError
+from preimage.errors import OptionError, PromptError, StatesError
 from preimage.geometry.layer import measure_layer, measure_subsets
 from preimage.geometry.options import GeometryChanges, GeometryOptions
 from preimage.geometry.propagating import Stored, propagate
 from preimage.geometry.result import Geometry, LayerGeometry, LayerSet, StepReport
 from preimage.layers import Layer
-from preimage.models import LanguageModel
-from preimage.progress import Progress, silent
+from preimage.models import LanguageModel, require_model
+from preimage.progress import Listener, Progress, reporting, silent
 from preimage.prompts import PromptSet
 from preimage.states import States
 from preimage.storage import Errand, Run
@@ -37,7 +37,7 @@ def measure_geometry(
     model: LanguageModel | None = None,
     device: str | torch.device = "cpu",
     out: str | Path | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
     **changes: Unpack[GeometryChanges],
 ) -> Geometry:
     """The diagnostics of arXiv 2511.14808 on the last states of every prompt, at every layer kept.
@@ -63,6 +63,13 @@ def measure_geometry(
     chosen = replace(options or GeometryOptions(), **changes)
     if bits is not None:
         chosen = replace(chosen, bits=tuple(bits))
+    if not isinstance(states, States):
+        raise StatesError(
+            f"A {type(states).__name__} is measured together with its prompts.",
+            "Give what preimage.capture(model, prompts, positions='last') returns.",
+        )
+    if model is not None:
+        require_model(model)
     if states.token_ids is None:
         raise OptionError("The token ids of these states were withheld.", "Capture them with their ids.")
     if states.observation.place != "residual":
@@ -78,7 +85,8 @@ def measure_geometry(
     if model is not None:
         states.require_made_by(model)
     run = Run(plan_of(states.model, states.token_ids, states.layers, chosen), out)
-    return measure_states(MeasuredLayers(states, chosen, device, model, progress), run)
+    with reporting(progress) as report:
+        return measure_states(MeasuredLayers(states, chosen, device, model, report), run)
 
 
 @dataclass(frozen=True)

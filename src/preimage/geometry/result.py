@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from preimage.layers import Layer
-from preimage.storage import Saved
+from preimage.markup import Markup
+from preimage.storage import Saved, dataframe
+from preimage.views import Shown, Tone, details, number, table
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,8 @@ class LayerSet:
     layers: dict[Layer, LayerGeometry]
 
 
-@dataclass(frozen=True)
-class Geometry(Saved):
+@dataclass(frozen=True, repr=False)
+class Geometry(Saved, Shown):
     """How far from a collision: full precision in ``layers``, fewer bits in ``quantised``."""
 
     _kind = "geometry"
@@ -140,6 +143,24 @@ class Geometry(Saved):
                 rows.append(row | {name: report.get(name) for name in names})
         return rows
 
+    def to_dataframe(self) -> Any:
+        """The rows as a DataFrame of pandas: one a layer and precision."""
+        return dataframe(self.rows())
+
+    def _line(self) -> str:
+        deepest = list(self.layers.values())[-1]
+        return (
+            f"geometry of {self.prompts:,} prompts at {len(self.layers)} layers: margin "
+            f"{number(deepest.margin)}, co-Lipschitz {number(deepest.colipschitz)} at layer {deepest.layer}, "
+            f"{_found(self.unexplained)}"
+        )
+
+    def _tone(self) -> Tone:
+        return "bad" if self.unexplained else "good"
+
+    def _parts(self) -> Iterable[Markup]:
+        yield table(self.rows(), columns=_SHOWN)
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -166,8 +187,8 @@ class SweptGeometry:
     geometry: Geometry
 
 
-@dataclass(frozen=True)
-class GeometrySweep(Saved):
+@dataclass(frozen=True, repr=False)
+class GeometrySweep(Saved, Shown):
     """The same measurement over models, lengths, dtypes and quantisers, on equally many prompts."""
 
     _kind = "geometry-sweep"
@@ -209,3 +230,29 @@ class GeometrySweep(Saved):
     def rows(self) -> list[dict[str, Any]]:
         """One flat row a run, layer and precision."""
         return [{**asdict(run.setting), **row} for run in self.runs for row in run.geometry.rows()]
+
+    def to_dataframe(self) -> Any:
+        """The rows as a DataFrame of pandas: one a run, layer and precision."""
+        return dataframe(self.rows())
+
+    def _line(self) -> str:
+        unexplained = sum(run.geometry.unexplained for run in self.runs)
+        return f"geometry of {len(self.runs)} run{'s' * (len(self.runs) != 1)}, {_found(unexplained)}"
+
+    def _tone(self) -> Tone:
+        return "bad" if any(run.geometry.unexplained for run in self.runs) else "good"
+
+    def _parts(self) -> Iterable[Markup]:
+        for run in self.runs:
+            at = run.setting
+            length = "whole prompts" if at.length is None else f"{at.length} tokens"
+            summary = f"{at.model}, {length}, {at.dtype}, {at.quantiser}"
+            yield details(summary, table(run.geometry.rows(), columns=_SHOWN))
+
+
+_SHOWN = ("layer", "bits", "pairs", "margin", "margin_quantile", "normalised_margin_quantile", "colipschitz",
+          "colipschitz_quantile", "mean_norm", "collisions", "anisotropy", "intrinsic_dimension")  # fmt: skip
+
+
+def _found(unexplained: int) -> str:
+    return f"{unexplained} unexplained collisions" if unexplained else "no unexplained collision"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any, cast
 
 from preimage import models
 from preimage.errors import OptionError, PromptError
@@ -13,7 +14,7 @@ from preimage.geometry.options import GeometryOptions, SweepOptions
 from preimage.geometry.result import Geometry, GeometrySweep, Setting, SweptGeometry
 from preimage.layers import LayerSpec, parse_layers
 from preimage.preparation import Preparation
-from preimage.progress import Progress, silent
+from preimage.progress import Listener, reporting, silent
 from preimage.prompts import PromptOptions, PromptSet
 from preimage.storage import Place, Run, current_workers, inside, place_of, write_table
 
@@ -29,7 +30,7 @@ def sweep_geometry(
     options: GeometryOptions | None = None,
     device: str = "auto",
     out: str | Path | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
 ) -> GeometrySweep:
     """Every combination of models, lengths, dtypes and quantisers, one table.
 
@@ -51,7 +52,9 @@ def sweep_geometry(
     [(3, 45), (5, 45)]
     """
     if not isinstance(over, SweepOptions):
-        over = SweepOptions(over)
+        over = SweepOptions(
+            list(over) if isinstance(over, list | tuple) else [cast(Any, over)]
+        )  # or one alone
     chosen, dtypes = options or GeometryOptions(), over.dtypes
     quantisers = (chosen.quantiser,) if over.quantisers is None else over.quantisers
     prepared = [Preparation(model, dtype=dtypes[0], device=device, device_map=over.device_map)
@@ -86,7 +89,7 @@ def measure_model(
     *,
     options: GeometryOptions | None = None,
     out: str | Path | Place | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
 ) -> Geometry:
     """Capture the last states of prompts and measure them; with ``out``, continued or found done there."""
     from preimage.geometry.errands import GeometryJob  # which import torch
@@ -99,10 +102,11 @@ def measure_model(
     if there is not None:
         run.finish(there.to_dict, {"layers": there.rows}, [_STATES])
         return there
-    states = capture_for_run(model, prompts, wanted, run.place(_STATES), progress)
-    errand = None if current_workers() is None else GeometryJob.errand(model, states, chosen)
-    measured = MeasuredLayers(states, chosen, model.device, model, progress, errand)
-    return measure_states(measured, run, [_STATES])
+    with reporting(progress) as report:
+        states = capture_for_run(model, prompts, wanted, run.place(_STATES), report)
+        errand = None if current_workers() is None else GeometryJob.errand(model, states, chosen)
+        measured = MeasuredLayers(states, chosen, model.device, model, report, errand)
+        return measure_states(measured, run, [_STATES])
 
 
 def _check(

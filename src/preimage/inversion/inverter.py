@@ -37,6 +37,7 @@ from preimage.inversion.engine.outcomes import (
     make_result,
     say_how,
     say_of_last,
+    spelled,
     with_status,
     without_prefix,
 )
@@ -171,7 +172,7 @@ class Inverter:
                 proposer=self._proposer,
                 observe=place,
                 order=self._order,
-                reading=exact_reading(result) if exact else result.reading,
+                reading=spelled(exact_reading(result) if exact else result.reading, self._model),
                 setup_seconds=self.setup_seconds,
             )
             if self._found_out:

@@ -13,8 +13,8 @@ from preimage.inversion.inverter import Inverter
 from preimage.inversion.options import InvertChanges, InvertOptions
 from preimage.inversion.preparing import Prepared, prepare
 from preimage.inversion.result import Inversion
-from preimage.models import LanguageModel
-from preimage.progress import Progress, silent, told_of_stages
+from preimage.models import LanguageModel, require_model
+from preimage.progress import Listener, Progress, reporting, silent, told_of_stages
 from preimage.storage import Run, current_workers
 
 
@@ -26,7 +26,7 @@ def invert(
     attention_mask: Any = None,
     options: InvertOptions | None = None,
     out: str | Path | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
     **changes: Unpack[InvertChanges],
 ) -> list[Inversion]:
     """Recover every prompt from its states at one layer.
@@ -51,9 +51,10 @@ def invert(
     >>> result.status, result.token_ids
     ('recovered', (7, 3, 9))
     """
+    require_model(model)
     chosen = replace(options or InvertOptions(), **changes)
-    with model.unchanging():
-        return _invert(model, states, layer, attention_mask, chosen, out, progress)
+    with model.unchanging(), reporting(progress) as report:
+        return _invert(model, states, layer, attention_mask, chosen, out, report)
 
 
 def _invert(

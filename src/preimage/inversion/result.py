@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import count, repeat
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
+from preimage.errors import clip
 from preimage.layers import Layer
-from preimage.storage import Saved
+from preimage.markup import Markup
+from preimage.storage import Saved, dataframe
+from preimage.views import Piece, Shown, Tone, details, number, table, tokens, words
 
 Status: TypeAlias = Literal["recovered", "ambiguous", "likely", "not_recovered"]
 Unique: TypeAlias = Literal["proved", "tested"]
@@ -24,6 +26,7 @@ class Reading(NamedTuple):
     token_ids: tuple[int, ...]
     text: str | None
     confidence: tuple[float, ...]  # the probability that a token is right; 1 where it was verified
+    tokens: tuple[str, ...] = ()  # the text of each by itself; none without a tokenizer
 
 
 class Position(NamedTuple):
@@ -90,8 +93,8 @@ class VerifiedPositions(Sequence[Position]):
         return hash(tuple(self))
 
 
-@dataclass(frozen=True)
-class Inversion(Saved):
+@dataclass(frozen=True, repr=False)
+class Inversion(Saved, Shown):
     """One prompt recovered from its states, or the proof that it was not. Distances are in units of a state.
 
     ``recovered``: every position verified, one pass over the whole recovered prompt reproduces the states
@@ -160,9 +163,66 @@ class Inversion(Saved):
             "reading": self.reading._asdict(),
         }
 
-    def _repr_html_(self) -> str:
-        shown = self.text if self.text is not None else " ".join(map(str, self.token_ids))
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat row a position, for tables: of the reading, beside what verification saw there."""
+        seen = {position.index: position for position in self.positions}
+        read = self.reading
+        spelled = read.tokens or repeat(None)
+        rows: list[dict[str, Any]] = []
+        for index, (token, text, sure) in enumerate(
+            zip(read.token_ids, spelled, read.confidence, strict=False)
+        ):
+            at: tuple[Any, ...] = seen.get(index, (None,) * len(Position._fields))
+            found = dict(zip(Position._fields[2:], at[2:], strict=True))
+            rows.append({"index": index, "token_id": token, "token": text, "confidence": sure, **found})
+        return rows
+
+    def to_dataframe(self) -> Any:
+        """The rows as a DataFrame of pandas: one a position."""
+        return dataframe(self.rows())
+
+    def _line(self) -> str:
+        shown = self.reading.text
+        if shown is None:
+            shown = " ".join(map(str, self.reading.token_ids))
+        margin = "" if self.margin is None else f", margin {number(self.margin)}"
         return (
-            f"<b>{self.status}</b> at layer {self.layer} by {html.escape(self.method)}, "
-            f"{self.seconds:.2f} s<br><code>{html.escape(shown)}</code><br>{html.escape(self.reason)}"
+            f"{self.status} at layer {self.layer} by {self.method}: {clip(repr(shown), 80)}, "
+            f"{len(self.reading.token_ids)} tokens{margin}, {self.seconds:.2f} s"
         )
+
+    def _tone(self) -> Tone:
+        tones: dict[Status, Tone] = {"recovered": "good", "ambiguous": "warn", "likely": "warn"}
+        return tones.get(self.status, "bad")
+
+    def _parts(self) -> Iterable[Markup | None]:
+        rows = self.rows()
+        yield tokens(
+            [
+                Piece(
+                    f" {row['token_id']}" if row["token"] is None else row["token"],
+                    row["confidence"],
+                    _told(row),
+                )
+                for row in rows
+            ]
+        )
+        if self.reason or self.uniqueness:
+            yield words(self.reason or f"Nothing else fits ({self.unique}): {self.uniqueness}")
+        if rows:
+            yield details("Positions", table(rows, columns=_SHOWN))
+
+
+_SHOWN = ("index", "token_id", "token", "confidence", "distance", "radius", "accepted",
+          "runner_up_id", "runner_up_distance")  # fmt: skip
+
+
+def _told(row: dict[str, Any]) -> str:
+    """What is told of a token that is pointed at."""
+    if row["distance"] is None:
+        return "not verified"
+    told = f"{number(row['distance'])} off, {number(row['radius'])} allowed"
+    if row["margin"] is not None:
+        return f"{told}, margin {number(row['margin'])} (proved)"
+    away = row["runner_up_distance"]
+    return told if away is None else f"{told}, nearest other token tried {number(away)}"

@@ -20,9 +20,9 @@ from preimage.leak.margins import measure_margins
 from preimage.leak.options import LeakChanges, LeakOptions
 from preimage.leak.result import SURE, VERIFIED, LeakAudit, LeakCell, PromptRead, Utility
 from preimage.leak.utility import filled, guessed, measure_utility
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, require_model
 from preimage.observations import Observation
-from preimage.progress import Progress, silent
+from preimage.progress import Listener, Progress, reporting, silent
 from preimage.prompts import PromptSet
 from preimage.states import States, capture, encode_all
 from preimage.storage import Place, Run
@@ -48,7 +48,7 @@ def measure_leak(
     options: LeakOptions | None = None,
     bos: bool | None = None,
     out: str | Path | Place | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
     **changes: Unpack[LeakChanges],
 ) -> LeakAudit:
     """Run prompts, expose their states in every way that was asked for, and read them back.
@@ -67,6 +67,7 @@ def measure_leak(
     >>> audit.at("float32", 1).exact, audit.at("float32", 1).verified
     (1.0, 1.0)
     """
+    require_model(model)
     chosen = replace(options or LeakOptions(), **changes)
     wanted = default_layers(model.n_layers) if layers is None else parse_layers(layers, model.n_layers)
     ids = encode_all(model, prompts, bos)
@@ -92,9 +93,9 @@ def measure_leak(
         "options": chosen.to_dict(),
     }
     run = Run(plan, out, name_command=False)
-    work = _Audit(model, ids, wanted, chosen, progress, len(cells))
-    with model.unchanging():
-        found, margins, baseline = _measured(run, work, cells, wanted if chosen.margins else (), progress)
+    with model.unchanging(), reporting(progress) as report:
+        work = _Audit(model, ids, wanted, chosen, report, len(cells))
+        found, margins, baseline = _measured(run, work, cells, wanted if chosen.margins else (), report)
     lengths = tuple(map(len, ids))
     result = LeakAudit(
         model=model.identity.to_dict(),

@@ -26,7 +26,7 @@ from preimage.leak.holdings import Clear, Holding, Piece, Seen, Sizes, Told
 from preimage.leak.result import FileKind, FilePrompt, FilesAudit
 from preimage.models import LanguageModel
 from preimage.observations import Site
-from preimage.progress import Progress, silent
+from preimage.progress import Listener, Progress, reporting, silent
 from preimage.states import head_sizes
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def read_files(
     *,
     told: Told | None = None,
     timeout: float = 60.0,
-    progress: Progress = silent,
+    progress: Listener = silent,
 ) -> FilesAudit:
     """What files and folders hold of prompts: in the clear, and by inversion with ``model``.
 
@@ -70,10 +70,11 @@ def read_files(
     if model is not None and said.sizes is None:
         said = replace(said, sizes=sizes_of(model))
     began = time.perf_counter()
-    found = read_paths([Path(path) for path in given], said, progress)
-    parts = [_Part(holding, piece) for holding in found.holdings for piece in holding.pieces]
-    work = _Reading(model, timeout, progress)
-    prompts = [*_in_the_clear(parts, model), *work.whole(parts), *work.pages(parts)]
+    with reporting(progress) as report:
+        found = read_paths([Path(path) for path in given], said, report)
+        parts = [_Part(holding, piece) for holding in found.holdings for piece in holding.pieces]
+        work = _Reading(model, timeout, report)
+        prompts = [*_in_the_clear(parts, model), *work.whole(parts), *work.pages(parts)]
     return FilesAudit(
         model=None if model is None else model.identity.to_dict(),
         paths=tuple(str(path) for path in given),

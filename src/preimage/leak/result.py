@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from preimage.inversion.result import Status
 from preimage.layers import Layer
-from preimage.storage import Saved
+from preimage.markup import Markup
+from preimage.storage import Saved, dataframe
+from preimage.views import Shown, details, named, percent, table
 
 SURE = 0.99  # confidence from which a token is called sure
 VERIFIED = ("recovered", "ambiguous")  # statuses of what reproduces the states
@@ -133,8 +134,8 @@ class LeakCell(Saved):
         }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class LeakAudit(Saved):
+@dataclass(frozen=True, repr=False)
+class LeakAudit(Saved, Shown):
     """What a model's states give away of a set of prompts, for every exposure and layer.
 
     ``baseline``: the share of tokens that guessing gives, the model's own likeliest next token at every
@@ -186,15 +187,30 @@ class LeakAudit(Saved):
         """Plain json types, the table beside the cells."""
         return super().to_dict() | {"table": self.rows}
 
-    def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(str(layer))}" for layer in self.layers)
-        body = ""
+    def to_dataframe(self) -> Any:
+        """The rows as a DataFrame of pandas: one an exposure and layer."""
+        return dataframe(self.rows)
+
+    def _line(self) -> str:
+        most = max((cell for cell in self.cells if cell.tried), key=lambda cell: cell.tokens, default=None)
+        model = named(self.model)
+        if most is None:
+            return f"nothing was tried on {self.prompts:,} prompts of {model}"
+        return (
+            f"up to {percent(most.tokens)} of the tokens of {self.prompts:,} prompts read from {model}: "
+            f"{most.exposure} at layer {most.layer}; guessing gives {percent(self.baseline)}"
+        )
+
+    def _parts(self) -> Iterable[Markup]:
+        rows = []
         for exposure in self.exposures:
-            cells = (self.at(exposure, layer) for layer in self.layers)
-            body += f"<tr><th>{html.escape(exposure)}" + "".join(
-                "<td>" if cell is None else f"<td>{cell.tokens:.0%}" for cell in cells
-            )
-        return f"<table><caption>Share of tokens read<tr><th>{head}{body}</table>"
+            cells = ((layer, self.at(exposure, layer)) for layer in self.layers)
+            shares = {
+                f"layer {layer}": None if cell is None or not cell.tried else percent(cell.tokens)
+                for layer, cell in cells
+            }
+            rows.append({"exposure": exposure, **shares})
+        yield table(rows, "Share of tokens read, by what was stored.")
 
 
 @dataclass(frozen=True)
@@ -233,8 +249,8 @@ class FileKind:
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class FilesAudit(Saved):
+@dataclass(frozen=True, repr=False)
+class FilesAudit(Saved, Shown):
     """What files give away. ``total``: prompts found, of which ``prompts`` lists the first thousand.
 
     ``unread``: files and pieces that could not be read, each with the reason; ``others``: files of no kind
@@ -262,13 +278,26 @@ class FilesAudit(Saved):
         """One row a prompt."""
         return [asdict(one) | {"token_ids": list(one.token_ids)} for one in self.prompts]
 
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{html.escape(one.name)}<td>{html.escape(one.how)}<td>{one.status}"
-            f"<td>{html.escape(one.text or ' '.join(map(str, one.token_ids[:32])))}"
-            for one in self.prompts[:50]
-        )
-        return f"<table><caption>{self.total} prompts in {len(self.kinds)} kinds of files{rows}</table>"
+    def to_dataframe(self) -> Any:
+        """The rows as a DataFrame of pandas: one a prompt."""
+        return dataframe(self.rows)
+
+    def _line(self) -> str:
+        exact = sum(one.exact for one in self.prompts)
+        unread = f", {len(self.unread)} files or parts not read" if self.unread else ""
+        kinds = "1 kind" if len(self.kinds) == 1 else f"{len(self.kinds)} kinds"
+        return f"{self.total:,} prompts found in {kinds} of files, {exact:,} of those listed exactly{unread}"
+
+    def _parts(self) -> Iterable[Markup]:
+        rows = [row | {"text": _opening(row)} for row in self.rows]
+        yield table(rows, columns=("name", "how", "status", "confidence", "text"))
+        if self.unread:
+            unread = [{"name": name, "reason": reason} for name, reason in self.unread]
+            yield details(f"{len(unread)} not read", table(unread))
+
+
+def _opening(row: dict[str, Any]) -> str:
+    return str(row["text"] or " ".join(map(str, row["token_ids"][:32])))
 
 
 def _share(part: int | float, whole: int | float) -> float:

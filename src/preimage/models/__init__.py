@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from preimage.models.float64 import DoubleModel, double_copy, in_double
     from preimage.models.identity import ModelIdentity, hash_files, tokenizer_hash
     from preimage.models.language_model import LanguageModel
-    from preimage.models.loading import load
+    from preimage.models.loading import load, require_model
     from preimage.models.locating import (
         DTYPES,
         HUB_SECONDS,

@@ -22,6 +22,7 @@ from preimage.models.prefix import Prefix, empty_cache
 from preimage.models.quirks import quirk_of
 from preimage.models.sites import needs_cache, require_keys, unseen, watching
 from preimage.observations import Site, Tap
+from preimage.views import table, view
 
 At = TypeVar("At", bound=Tap)  # whoever asks for layers alone gets layers back
 
@@ -57,6 +58,7 @@ class LanguageModel:
         self.anatomy: Anatomy = anatomy or discover(module)
         self.forward_tokens = 0  # token positions run so far, for whoever counts cost
         self._widths: dict[Site, int] = {}
+        self._spelled: dict[int, str] = {}
         self._edition, self._fingerprint = 0, fingerprint(module, self.anatomy.embedding)
         self._settled = 0  # calls during which nobody changes it
 
@@ -65,6 +67,19 @@ class LanguageModel:
             f"<{self.name}: {type(self.module).__name__}, {self.n_layers} blocks, d_model {self.d_model}, "
             f"vocabulary {self.vocab_size}, {self.dtype}, {self.device}>"
         )
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "architecture": type(self.module).__name__,
+            "blocks": self.n_layers,
+            "d_model": self.d_model,
+            "vocabulary": self.vocab_size,
+            "longest prompt": self.max_length,
+            "type": str(self.dtype).removeprefix("torch."),
+            "device": str(self.device),
+            "tokenizer": self.tokenizer is not None,
+        }
+        return view(self.name, table([facts]))
 
     @property
     def config(self) -> Any:
@@ -314,6 +329,16 @@ class LanguageModel:
             list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return text
+
+    def spell(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """The text of each token id by itself, as it stands behind others; none without a tokenizer."""
+        if self.tokenizer is None:
+            return ()
+        for token in {*ids} - self._spelled.keys():
+            alone, behind = self.decode([token]) or "", self.decode([token, token]) or ""
+            # some tokenizers leave out the space before the first word
+            self._spelled[token] = behind.removeprefix(alone) if behind.startswith(alone) else alone
+        return tuple(self._spelled[token] for token in ids)
 
     @contextmanager
     def _taps(self, taps: Sequence[Tap], cache: Any, found: dict[Tap, Tensor]) -> Iterator[None]:

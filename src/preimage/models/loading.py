@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from preimage.errors import ModelError, OptionError, first_line
+from preimage.errors import ModelError, OptionError, clip, first_line
 from preimage.models.aliases import converted_gguf
 from preimage.models.language_model import LanguageModel
 from preimage.models.locating import ModelFiles, check_device_map, check_dtype, locate, unusable_device
@@ -45,6 +45,11 @@ def load(
         config = getattr(model, "config", None)
         name = getattr(config, "name_or_path", "") or type(model).__name__
         return LanguageModel(model, tokenizer, name=str(name), revision=revision)
+    if not isinstance(model, str | os.PathLike | ModelFiles):
+        raise ModelError(
+            f"A {type(model).__name__} cannot be loaded.",
+            "Give a name, a path, or a transformers model in memory (an instance, not its class or config).",
+        )
     asked = check_dtype(str(dtype))
     check_device_map(device_map, device)
     target = None if device_map is not None else parse_device(device)
@@ -60,6 +65,18 @@ def load(
     module = module if target is None else module.to(target)
     return LanguageModel(
         module, tokenizer or own_tokenizer, name=files.name, revision=files.revision, files=files
+    )
+
+
+def require_model(model: object) -> None:
+    """Refuse what is no model yet: a name, a transformers model as it is, its class or its config."""
+    if isinstance(model, LanguageModel):
+        return
+    what = clip(repr(model), 60) if isinstance(model, str | os.PathLike) else f"A {type(model).__name__}"
+    is_a_name = isinstance(model, str | os.PathLike)
+    raise ModelError(
+        f"{what} is {'the name of a model' if is_a_name else 'no model that preimage loaded'}.",
+        "Use model = preimage.load(model) once, with tokenizer= for one in memory, and give that.",
     )
 
 

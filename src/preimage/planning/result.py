@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from preimage.markup import Markup
 from preimage.storage import Saved
+from preimage.views import Shown, table
 
 _RAY_SECONDS = 8.0  # until a cluster of this machine is there, and its workers have imported what they need
 
@@ -31,8 +34,8 @@ class Stage:
         return math.ceil(self.pieces / max(1, workers)) * self.seconds / speed
 
 
-@dataclass(frozen=True)
-class WorkPlan(Saved):
+@dataclass(frozen=True, repr=False)
+class WorkPlan(Saved, Shown):
     """What work would cost.
 
     ``pairs``: distances of all layers together. ``memory_bytes``: what one worker has at most,
@@ -79,3 +82,13 @@ class WorkPlan(Saved):
         return asdict(self) | {
             "seconds": self.seconds, "seconds_here": self.seconds_here, "seconds_on": self.seconds_on,
         }  # fmt: skip
+
+    def _line(self) -> str:
+        return f"a plan of {self.command} on {self.model}: {self.seconds:,.0f} s in one process here"
+
+    def _parts(self) -> Iterable[Markup]:
+        yield table([asdict(stage) for stage in self.stages])
+        amounts = {"forward_tokens": self.forward_tokens, "pairs": self.pairs,
+                   "memory_bytes": self.memory_bytes, "disk_bytes": self.disk_bytes}  # fmt: skip
+        yield table([amounts])
+        yield table([{f"{count} workers": seconds for count, seconds in self.seconds_on.items()}], "Seconds")

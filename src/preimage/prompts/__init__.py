@@ -8,7 +8,7 @@ from preimage.prompts.corpus import documents
 from preimage.prompts.gathering import Vocabulary, gather
 from preimage.prompts.hard_pairs import HardPair, hard_pairs
 from preimage.prompts.prompt_set import PromptOptions, PromptSet
-from preimage.prompts.tokens import Tokenizer, encode, window_bos
+from preimage.prompts.tokens import Tokenizer, encode, listed, window_bos
 
 __all__ = [
     "HardPair",
@@ -20,5 +20,6 @@ __all__ = [
     "encode",
     "gather",
     "hard_pairs",
+    "listed",
     "window_bos",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from itertools import repeat, zip_longest
@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
-from preimage.errors import OptionError, PromptError
+from preimage.errors import ModelError, OptionError, PromptError
 from preimage.prompts.corpus import Kind, Split, documents
 from preimage.prompts.files import SOURCES, read_file
 from preimage.prompts.prompt_set import PromptOptions, PromptSet
@@ -24,6 +24,7 @@ from preimage.prompts.tokens import (
     check_range,
     encode,
     given_ids,
+    listed,
     text_ids,
     window_bos,
 )
@@ -78,6 +79,11 @@ def gather(source: Source, model: TakesTokens, options: PromptOptions = _ALL) ->
     >>> gather("random", Vocabulary(None, 50, None), PromptOptions(count=3, length=4)).lengths
     (4, 4, 4)
     """
+    if not (hasattr(model, "tokenizer") and hasattr(model, "vocab_size")):
+        raise ModelError(
+            f"A {type(model).__name__} is no model that preimage loaded.",
+            "Use model = preimage.load(model) once, with tokenizer= for one in memory, and give that.",
+        )
     if isinstance(source, PromptSet):
         return _cut_set(source, options, model)
     if options.length is not None and model.max_length is not None and options.length > model.max_length:
@@ -230,7 +236,9 @@ def _listed(prompts: object) -> Iterator[Entry]:
             f"A source of prompts cannot be of type {type(prompts).__name__}.",
             f"Give a list of prompts, or one of {SOURCES}.",
         )
-    return (Entry(f"prompt {number}", prompt) for number, prompt in enumerate(prompts))
+    # a list may be a stream, which is read no further than is needed
+    items = listed(prompts) if isinstance(prompts, Mapping) or hasattr(prompts, "tolist") else prompts
+    return (Entry(f"prompt {number}", prompt) for number, prompt in enumerate(items))
 
 
 def _cut_set(prompts: PromptSet, options: PromptOptions, model: TakesTokens) -> PromptSet:

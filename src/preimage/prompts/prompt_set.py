@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
-from preimage.errors import OptionError
+from preimage.errors import OptionError, clip
+from preimage.markup import Markup
+from preimage.storage import dataframe
+from preimage.views import Shown, table
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class PromptOptions:
             raise OptionError(f"keep_duplicates is {self.keep_duplicates!r}; allowed: True or False.")
 
 
-@dataclass(frozen=True)
-class PromptSet:
+@dataclass(frozen=True, repr=False)
+class PromptSet(Shown):
     """Prompts as token ids, in order, and where they came from.
 
     ``ids``: one tuple a prompt. ``source``: the name they were gathered from, "list" for a list.
@@ -96,6 +99,25 @@ class PromptSet:
     def to_dict(self) -> dict[str, Any]:
         """A plain dictionary for json: the provenance, and the ids."""
         return self.provenance | {"ids": [list(ids) for ids in self.ids]}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat row a prompt, for tables."""
+        return [
+            {"prompt": index, "tokens": len(ids), "token_ids": list(ids)}
+            for index, ids in enumerate(self.ids)
+        ]
+
+    def to_dataframe(self) -> Any:
+        """The rows as a DataFrame of pandas: one a prompt."""
+        return dataframe(self.rows())
+
+    def _line(self) -> str:
+        lengths = f" of {min(self.lengths)} to {max(self.lengths)} tokens" if self.ids else ""
+        left_out = f", {self.duplicates_removed:,} duplicates removed" if self.duplicates_removed else ""
+        return f"{len(self):,} prompts{lengths} from {clip(self.source, 80)}, seed {self.seed}{left_out}"
+
+    def _parts(self) -> Iterable[Markup]:
+        yield table([row | {"token_ids": clip(str(row["token_ids"]), 100)} for row in self.rows()])
 
 
 def check_whole(option: str, value: object, *, at_least: int) -> None:

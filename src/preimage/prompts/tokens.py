@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from numbers import Integral
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -79,6 +79,44 @@ def encode(
     return ids
 
 
+def listed(prompts: object) -> list[Any]:
+    """Prompts one by one: of a list, an array or tensor, or what a tokenizer returned, padding cut off.
+
+    A bare sequence of ids is one prompt, and so is a text.
+    """
+    if isinstance(prompts, Mapping):
+        return _unpadded(prompts)
+    items = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    if isinstance(items, str):
+        return [items]
+    if not isinstance(items, Iterable) or isinstance(items, bytes | bytearray | Set):
+        raise PromptError(
+            f"Prompts cannot be of type {type(prompts).__name__}.",
+            "Give a text, a list of texts or of lists of token ids, or preimage.gather(…) of a file.",
+        )
+    rows = list(items)
+    bare = rows and all(_is_number(row) for row in rows)
+    return [rows] if bare else rows
+
+
+def _unpadded(batch: Mapping[Any, Any]) -> list[Any]:
+    """The prompts of what a tokenizer returned."""
+    if "input_ids" not in batch:
+        raise PromptError(f"A {type(batch).__name__} without input_ids holds no prompts.", "Give token ids.")
+    rows, mask = listed(batch["input_ids"]), batch.get("attention_mask")
+    if mask is None:
+        return rows
+    kept = listed(mask)
+    if [len(row) for row in rows] != [len(row) for row in kept]:
+        raise PromptError("input_ids and attention_mask have other lengths.", "Give token ids alone.")
+    return [[token for token, is_kept in zip(row, keep, strict=True) if is_kept]
+            for row, keep in zip(rows, kept, strict=True)]  # fmt: skip
+
+
+def _is_number(item: object) -> bool:
+    return isinstance(item, Integral) or (hasattr(item, "ndim") and item.ndim == 0)
+
+
 def text_ids(
     text: str, tokenizer: Tokenizer | None, *, add_special_tokens: bool, name: str
 ) -> tuple[int, ...]:
@@ -107,6 +145,7 @@ def given_ids(prompt: object, *, name: str) -> tuple[int, ...]:
             " a prompt is text or a list of token ids.",
             "A single prompt goes inside a list: ['text'] or [[1, 2, 3]].",
         )
+    items = [item.tolist() if getattr(item, "ndim", 1) == 0 else item for item in items]
     for position, item in enumerate(items):
         if isinstance(item, bool) or not isinstance(item, Integral):
             raise PromptError(

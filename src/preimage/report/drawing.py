@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import assert_never
 
-from preimage.report.markup import LONG, SHORT, Markup, tag, visible
+from preimage.markup import LONG, SHORT, Markup, tag, visible
 from preimage.report.parts import (
     Bullets,
     Cell,

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from preimage.markup import SHORT, Markup, flat, joined, tag, visible
 from preimage.report.drawing import Drawer, data_script
-from preimage.report.markup import SHORT, Markup, flat, joined, tag, visible
 from preimage.report.parts import Part
 from preimage.report.plots import plotly_script, themes
 from preimage.storage import Place, place_of, write_text

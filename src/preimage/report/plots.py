@@ -14,7 +14,7 @@ from plotly.offline import get_plotlyjs
 
 from preimage.errors import clip
 from preimage.figures.style import DASHES, NOTE, PALETTE, SYMBOLS, uncrowd
-from preimage.report.markup import plainly
+from preimage.markup import plainly
 
 _HEIGHT = 420  # pixels, of a figure that names none
 _LABELS = ("name", "text", "hovertext", "ticktext", "x", "y")  # keys of texts that are set in lines

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from preimage.models import LanguageModel
-from preimage.progress import Progress, silent
+from preimage.models import LanguageModel, require_model
+from preimage.progress import Listener, reporting, silent
 from preimage.reproduce.options import Sizes
 from preimage.reproduce.registry import item_of
 from preimage.reproduce.result import Reproduction
@@ -23,7 +23,7 @@ def reproduce(
     *,
     sizes: Sizes | None = None,
     out: str | Path | Place | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
     **changes: Any,
 ) -> Reproduction:
     """Measure an item of the papers (:data:`preimage.reproduce.ITEMS`) on a model.
@@ -38,10 +38,12 @@ def reproduce(
     >>> found.rows[0].what, found.paper
     ('layer 0', 'arXiv 2510.15511')
     """
+    require_model(model)
     item = item_of(name)
     chosen = replace(sizes or item.sizes(preset), **changes)
     began = time.perf_counter()
-    rows, raw = item.measure()(model, chosen, progress)
+    with reporting(progress) as report:
+        rows, raw = item.measure()(model, chosen, report)
     found = Reproduction(
         item=name,
         paper=item.paper,

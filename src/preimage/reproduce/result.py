@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from preimage.storage import Saved
+from preimage.markup import Markup
+from preimage.storage import Saved, dataframe
+from preimage.views import Shown, details, table, words
 
 Measured: TypeAlias = "tuple[list[Row], dict[str, Any]]"  # lines, and everything behind them
 
@@ -28,8 +29,8 @@ class Row:
     verdict: str = ""
 
 
-@dataclass(frozen=True)
-class Reproduction(Saved):
+@dataclass(frozen=True, repr=False)
+class Reproduction(Saved, Shown):
     """One item of a paper beside what was measured.
 
     ``differs``: what of the set-up is not the paper's. ``caveats``: what has to be known to read the numbers.
@@ -70,14 +71,18 @@ class Reproduction(Saved):
             lines += ["", f"{title}:", "", *(f"- {text}" for text in texts)] if texts else []
         return "\n".join(lines) + "\n"
 
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th>{html.escape(row.what)}<td>{html.escape(row.published)}<td>{html.escape(row.measured)}"
-            f"<td>{html.escape(row.verdict)}"
-            for row in self.rows
-        )
-        head = "<tr><th><th>published<th>measured<th>"
-        return f"<table><caption>{html.escape(self.title)}{head}{rows}</table>"
+    def to_dataframe(self) -> Any:
+        """The rows as a DataFrame of pandas: one a line."""
+        return dataframe(self.table)
+
+    def _line(self) -> str:
+        return f"{self.title} ({self.paper}), preset {self.preset}, {self.seconds:.0f} s"
+
+    def _parts(self) -> Iterable[Markup]:
+        yield table(self.table)
+        for title, texts in (("What differs", self.differs), ("To be known", self.caveats)):
+            if texts:
+                yield details(title, *map(words, texts))
 
 
 def spread(values: Iterable[float], unit: str = "") -> str:

@@ -128,6 +128,8 @@ def open_states(path: str | Path, *, verify: bool = True) -> States:
     >>> open_states(folder).at(0, 2).shape
     torch.Size([4, 16])
     """
+    if not isinstance(path, str | Path):
+        raise BundleError(f"A {type(path).__name__} is no path of a bundle.", "Give the folder of one.")
     folder = on_a_disk(path, "a bundle")
     return open_bundle(folder, read_manifest(folder), verify=verify)
 

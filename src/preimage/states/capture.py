@@ -19,10 +19,10 @@ from torch import Tensor
 from preimage.devices import BATCH_TOKENS, by_device
 from preimage.errors import BundleError, OptionError, PromptError, UnwritableError
 from preimage.layers import Layer, LayerSpec
-from preimage.models import LanguageModel, told_model
+from preimage.models import LanguageModel, require_model, told_model
 from preimage.observations import Observation, Tap
-from preimage.progress import Progress, silent
-from preimage.prompts import PromptSet, encode
+from preimage.progress import Listener, Progress, reporting, silent
+from preimage.prompts import PromptSet, encode, listed
 from preimage.states.batches import Piece, cut, missing, parts_of
 from preimage.states.bundle import UNFINISHED, finish_bundle, open_states, prepare_folder, unwritable
 from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
@@ -66,7 +66,7 @@ def capture(
     observe: str | Observation = "residual",
     positions: str = "all",  # or "last"
     out: str | Path | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
     **details: Unpack[CaptureDetails],
 ) -> States:
     """States of every prompt at ``layers``, all layers in one pass per batch.
@@ -89,6 +89,7 @@ def capture(
     >>> states.at(0, 1).shape, states.last("final").shape
     (torch.Size([3, 64]), torch.Size([2, 64]))
     """
+    require_model(model)
     if positions not in ("all", "last"):
         raise OptionError(f"positions {positions!r} is not known.", "Use all or last.")
     kept: KeptPositions = "last" if positions == "last" else "all"
@@ -101,10 +102,16 @@ def capture(
     layout = Layout(group_by_length([len(row) for row in ids]), wanted, kept, width)
     batch_tokens = more.batch_tokens or (1 if model.device.type == "cpu" else _CUDA_BATCH_TOKENS)
     provenance = prompts.provenance if isinstance(prompts, PromptSet) else None
-    job = _Capture(Computing(model, ids, layout, seen), seen, batch_tokens, progress, provenance)
+    with reporting(progress) as report:
+        job = _Capture(Computing(model, ids, layout, seen), seen, batch_tokens, report, provenance)
+        return _captured(job, None if out is None else on_a_disk(out, "a bundle"), more.withhold_ids)
+
+
+def _captured(job: _Capture, out: Path | None, withhold_ids: bool) -> States:
+    """The states in a bundle, in memory, or where they are too large for that in a temporary folder."""
     if out is not None:
-        return job.to_bundle(on_a_disk(out, "a bundle"), more.withhold_ids)
-    if sum(map(math.prod, layout.names().values())) * model.dtype.itemsize <= _MEMORY_BYTES:
+        return job.to_bundle(out, withhold_ids)
+    if sum(map(math.prod, job.layout.names().values())) * job.model.dtype.itemsize <= _MEMORY_BYTES:
         return job.to_memory()
     temporary = tempfile.TemporaryDirectory(prefix="preimage-")
     try:
@@ -150,11 +157,9 @@ def encode_all(
     bos: bool | None = None,
 ) -> list[tuple[int, ...]]:
     """Token ids of every prompt, each checked against vocabulary and context."""
-    rows: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
+    rows = listed(prompts)
     if not rows:
         raise PromptError("No prompt was given.", "Give at least one text or list of token ids.")
-    if isinstance(rows[0], int):
-        rows = [rows]  # one bare list of ids is one prompt
     tokenizer, size, longest = model.tokenizer, model.vocab_size, model.max_length
     return [
         encode(row, tokenizer, vocab_size=size, max_length=longest, bos=bos, name=f"Prompt {index}")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from preimage.errors import LayerError, OptionError, StatesError, first_line
 from preimage.layers import Layer, parse_layer
-from preimage.models import LanguageModel, ModelPreview
+from preimage.models import LanguageModel, ModelPreview, require_model
 from preimage.observations import Observation, Site
 from preimage.states.caches import IN_A_CACHE, head_sizes, is_cache, join_heads, read_cache
 from preimage.states.padding import lengths_in, without_padding
@@ -48,6 +48,8 @@ def states_from(
     >>> preimage.states_from(outputs, model, "final", attention_mask=ids != 0).lengths
     (2, 3)
     """
+    if not isinstance(model, ModelPreview):
+        require_model(model)
     if isinstance(x, States):
         return _agreeing(x, None if observe is None else Observation.of(observe), positions, attention_mask)
     if isinstance(x, Mapping):

@@ -22,7 +22,7 @@ from torch import Tensor
 from preimage.distances import norms
 from preimage.errors import RunFolderError
 from preimage.layers import LayerSpec, all_layers, parse_layers
-from preimage.models import LanguageModel, cache_folder, depth
+from preimage.models import LanguageModel, cache_folder, depth, require_model
 from preimage.observations import Site, Tap
 from preimage.progress import stage
 from preimage.prompts import PromptOptions, gather
@@ -80,6 +80,7 @@ def noise_floor(model: LanguageModel, layers: LayerSpec | Sequence[Tap]) -> dict
 
 def noise_of(model: LanguageModel, layers: LayerSpec | Sequence[Tap]) -> dict[Tap, Noise]:
     """The same in full."""
+    require_model(model)
     taps = _parse_taps(layers, model.n_layers)
     edition, known = _measured.get(model, (-1, {}))
     now = model.edition

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,14 +13,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from preimage.errors import BundleError, LayerError, StatesError
+from preimage.errors import BundleError, LayerError, StatesError, clip
 from preimage.layers import Layer
-from preimage.models import LanguageModel, ModelPreview
+from preimage.models import LanguageModel, ModelPreview, require_model
 from preimage.observations import Observation
 from preimage.states.caches import observed_width
 from preimage.states.layout import KeptPositions, Layout, group_by_length, tensor_name
 from preimage.storage.places import on_a_disk
 from preimage.storage.tensor_file import tensor_bytes
+from preimage.views import details, table, view
 
 _ROWS = 256  # prompts looked at together
 _RESIDUAL = Observation()  # what a capture keeps
@@ -66,14 +68,17 @@ class States:
     ``token_ids`` is None where they were withheld; ``model`` is the identity of the model that made the
     states, None for tensors that came from elsewhere; ``noise_floor`` maps a layer to the largest relative
     difference |h - h'| / |h| seen when the same prompts were computed in other shapes; ``prompts`` says where
-    the prompts came from, where that is known. ``observation`` says what was seen: the residual stream at
-    these layers, or keys, say, of these blocks. Of states on disk only what is asked for is read.
+    the prompts came from, where that is known. ``states[0]`` is a dictionary of the first prompt's states by
+    layer, ``states[0, 15]`` those of one layer, ``states[-1]`` the last prompt's; iterating gives one prompt
+    after another. Of states on disk only what is asked for is read.
 
     >>> import torch
     >>> from preimage import States
     >>> states = States.from_tensor(torch.randn(2, 5, 16), layer=3)
     >>> len(states), states.lengths, tuple(states.at(0, 3).shape), tuple(states.last(3).shape)
     (2, (5, 5), (5, 16), (2, 16))
+    >>> tuple(states[0, 3].shape), [tuple(prompt[3].shape) for prompt in states]
+    ((5, 16), [(5, 16), (5, 16)])
     """
 
     def __init__(
@@ -108,6 +113,35 @@ class States:
         what = "states" if seen.place == "residual" else seen.place
         what += " before rotary" if seen.rotary == "before" else ""
         return f"<{what} of {len(self)} prompts at {len(self.layers)} layers, by {made_by}>"
+
+    def __iter__(self) -> Iterator[dict[Layer, Float[Tensor, "position d_model"]]]:
+        return (self[prompt] for prompt in range(len(self)))
+
+    def __getitem__(self, key: Any) -> Any:
+        """``states[0]``: a prompt's states by layer; ``states[0, 15]``: those of one layer, as :meth:`at`."""
+        prompt, *layer = key if isinstance(key, tuple) and key else (key,)
+        if isinstance(prompt, bool) or not isinstance(prompt, Integral) or len(layer) > 1:
+            raise StatesError(
+                f"states[{clip(repr(key), 60)}] is no prompt, nor a prompt and a layer.",
+                "Use states[0], states[0, 15] or states.last(15), which is every prompt at a layer.",
+            )
+        index = int(prompt)
+        index += len(self) if index < 0 else 0
+        if layer:
+            return self.at(index, layer[0])
+        return {one: self.at(index, one) for one in self.layers}
+
+    def _repr_html_(self) -> str:
+        floors = [{"layer": str(layer), "noise_floor": self.noise_floor.get(layer)} for layer in self.layers]
+        facts = {
+            "prompts": len(self),
+            "tokens": sum(self.lengths),
+            "positions": self.positions,
+            "width": self.d_model,
+            "type": str(self.dtype).removeprefix("torch."),
+            "token_ids": "withheld" if self.token_ids is None else "kept",
+        }
+        return view(repr(self)[1:-1], table([facts]), details("Layers", table(floors)))
 
     def at(self, prompt: int, layer: Layer) -> Float[Tensor, "position d_model"]:
         """States of one prompt at one layer: every position, or the last alone where only it was kept."""
@@ -170,6 +204,7 @@ class States:
 
     def require_made_by(self, model: LanguageModel) -> None:
         """Refuse a model that is not the one that made these states."""
+        require_model(model)
         self.require_width(model)
         if self.model is not None and self.model["weight_hash"] != model.weight_hash:
             theirs, ours = self.model["dtype"], model.identity.dtype

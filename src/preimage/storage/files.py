@@ -12,14 +12,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from preimage.errors import RunFolderError, UnwritableError, first_line
+from preimage.errors import MissingExtraError, RunFolderError, UnwritableError, first_line
 from preimage.storage.places import Place, is_remote, read_bytes, uploading
 
-SCHEMA = "preimage/8"  # of everything that is written; a change of any format raises it
+SCHEMA = "preimage/9"  # of everything that is written; a change of any format raises it
 # Whose bundles and lenses are still read: in 1 one field had another name, in 2 all states were residual,
-# until 3 every lens was of a layer, until 4 it did not say with which tokenizer it was trained, and until 6
-# run folders had no checksums.
-BEFORE = ("preimage/1", "preimage/2", "preimage/3", "preimage/4", "preimage/5", "preimage/6")
+# until 3 every lens was of a layer, until 4 it did not say with which tokenizer it was trained, until 6 run
+# folders had no checksums, and until 8 readings did not spell their tokens.
+BEFORE = tuple(f"preimage/{number}" for number in range(1, 9))
 _MOST_LEVELS = 100  # of json objects and lists in one another; what is written here has less than twenty
 
 
@@ -87,6 +87,17 @@ def write_table(path: Place, rows: list[dict[str, Any]]) -> Place:
     sink = pyarrow.BufferOutputStream()
     parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
     return write_bytes(path, sink.getvalue().to_pybytes())
+
+
+def dataframe(rows: list[dict[str, Any]]) -> Any:
+    """The same rows as a DataFrame of pandas: what it would read from the parquet file."""
+    import pyarrow
+
+    try:
+        import pandas  # noqa: F401  # which pyarrow takes; preimage itself does not need it
+    except ImportError as error:
+        raise MissingExtraError("pandas is not installed.", "pip install pandas") from error
+    return pyarrow.Table.from_pylist(rows).to_pandas()
 
 
 def write_text(path: Place, text: str) -> Place:

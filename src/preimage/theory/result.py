@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from preimage.storage import Saved, plain
+from preimage.markup import Markup
+from preimage.storage import Saved, dataframe, plain
+from preimage.views import Shown, Tone, details, table
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,8 @@ class Verdict:
     descriptive: bool = False
 
 
-@dataclass(frozen=True)
-class TheoryReport(Saved):
+@dataclass(frozen=True, repr=False)
+class TheoryReport(Saved, Shown):
     """What one check found: ``subject`` says on what, ``tables`` hold the numbers behind the verdicts."""
 
     _kind = "theory"
@@ -52,3 +55,26 @@ class TheoryReport(Saved):
         """Plain json types."""
         document: dict[str, Any] = plain({**asdict(self), "holds": self.holds})
         return document
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat row a statement, for tables."""
+        return [asdict(verdict) for verdict in self.verdicts]
+
+    def to_dataframe(self) -> Any:
+        """The rows as a DataFrame of pandas: one a statement."""
+        return dataframe(self.rows())
+
+    def _line(self) -> str:
+        held = sum(verdict.holds is True for verdict in self.verdicts)
+        return f"{self.check}: {held} of {len(self.verdicts)} statements hold, {len(self.refuted)} refuted"
+
+    def _tone(self) -> Tone:
+        return "bad" if self.refuted else "good" if self.holds else "plain"
+
+    def _parts(self) -> Iterable[Markup]:
+        yield table(self.rows(), columns=("statement", "holds", "value", "bound", "not_shown"))
+        if self.subject:
+            subject = [{"": name, "on what": str(value)} for name, value in self.subject.items()]
+            yield details("On what", table(subject))
+        for name, rows in self.tables.items():
+            yield details(name, table(rows))

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from preimage.models import FAMILIES, LanguageModel, new_model
 from preimage.models.random_parameters import random_parameters
-from preimage.progress import Progress, silent
+from preimage.progress import Listener, reporting, silent
 from preimage.theory.registry import CHECKS, Case
 from preimage.theory.result import TheoryReport, Verdict
 
@@ -20,17 +20,18 @@ _WIDTH, _BLOCKS, _HEADS, _VOCABULARY, _LENGTH = 4, 2, 2, 8, 8
 _FOLLOWED = 1  # blocks of a model that an optimiser is followed on; dense Jacobians are to take a second
 
 
-def verify(*, seed: int = 0, progress: Progress = silent) -> tuple[TheoryReport, ...]:
+def verify(*, seed: int = 0, progress: Listener = silent) -> tuple[TheoryReport, ...]:
     """Every check on a small Llama and a small GPT-2: each verdict of each report ought to hold.
 
     ``seed`` is that of the parameters and of every other draw. Cost: about a quarter of a minute of one core.
     """
     cases = [case for family in FAMILIES for case in _cases(family, seed)]
     reports = []
-    for done, case in enumerate(cases):
-        progress(done, len(cases), "checks")
-        reports.append(_denying(case.run(), case.denied))
-    progress(len(cases), len(cases), "checks")
+    with reporting(progress) as report:
+        for done, case in enumerate(cases):
+            report(done, len(cases), "checks")
+            reports.append(_denying(case.run(), case.denied))
+        report(len(cases), len(cases), "checks")
     return tuple(reports)
 
 

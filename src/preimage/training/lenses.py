@@ -18,9 +18,9 @@ from preimage.inversion.proposers.lens import Lens, LensShape
 from preimage.inversion.proposers.lens_files import find_lenses, save_lens, told
 from preimage.inversion.proposers.registry import can_be_peeled
 from preimage.layers import parse_layer
-from preimage.models import LanguageModel, in_bfloat16, without_positions
+from preimage.models import LanguageModel, in_bfloat16, require_model, without_positions
 from preimage.observations import Observation, Site, Tap, in_words
-from preimage.progress import Progress, silent
+from preimage.progress import Listener, Progress, reporting, silent
 from preimage.prompts import PromptOptions, gather
 from preimage.storage import Run
 from preimage.storage.places import on_a_disk
@@ -53,7 +53,7 @@ def train_lens(
     options: LensOptions | None = None,
     *,
     out: str | Path | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
 ) -> TrainedLens:
     """A lens for one layer or site, trained on text and random tokens and measured on held-out ones.
 
@@ -72,6 +72,7 @@ def train_lens(
     >>> preimage.train_lens(model, 1, "random", small).held_out.keys()
     dict_keys(['random'])
     """
+    require_model(model)
     at = without_positions(model, _checked(tap, model.n_layers))
     chosen = _settled(options or LensOptions(), model, at, text)
     given = text if isinstance(text, Tensor) else training_text(model, text)
@@ -89,8 +90,9 @@ def train_lens(
     }
     path = None if out is None else on_a_disk(out, "a lens")
     run = Run(plan, path and path.with_name(path.name + ".training"))
-    tokens = own_text(model, chosen, run, progress) if given is None else given
-    lens = _train(model, at, tokens, chosen, run, progress)
+    with reporting(progress) as report:
+        tokens = own_text(model, chosen, run, report) if given is None else given
+        lens = _train(model, at, tokens, chosen, run, report)
     trained = TrainedLens(lens, held_out(model, at, lens), path)
     if path is not None:
         source = "token ids" if isinstance(text, Tensor) else text

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from preimage.geometry.result import Geometry, LayerGeometry
 from preimage.layers import Layer
-from preimage.storage import Saved
+from preimage.markup import Markup
+from preimage.storage import Saved, dataframe
+from preimage.views import Shown, number, table
 
 QUANTITIES = ("margin", "normalised_margin_quantile", "normalised_colipschitz_quantile")
 
@@ -83,8 +86,8 @@ class SmallestMargin:
     normalised_margin: float
 
 
-@dataclass(frozen=True)
-class Trajectory(Saved):
+@dataclass(frozen=True, repr=False)
+class Trajectory(Saved, Shown):
     """Geometry along a training; ``options``, ``model`` and the fingerprints say of what."""
 
     _kind = "trajectory"
@@ -134,6 +137,25 @@ class Trajectory(Saved):
             for checkpoint in self.checkpoints
             for row in checkpoint.geometry.rows()
         ]
+
+    def to_dataframe(self) -> Any:
+        """The rows as a DataFrame of pandas: one a checkpoint, layer and precision."""
+        return dataframe(self.rows())
+
+    def _line(self) -> str:
+        last, smallest = self.checkpoints[-1], self.smallest
+        return (
+            f"a training of {last.step:,} steps, held-out loss {number(last.held_out_loss)}; smallest margin "
+            f"{number(smallest.margin)} at step {smallest.step}, layer {smallest.layer}"
+        )
+
+    def _parts(self) -> Iterable[Markup]:
+        moments = []
+        for at in self.checkpoints:
+            smallest = {name: at.smallest(name)[1] for name in QUANTITIES}
+            losses = {"training_loss": at.training_loss, "held_out_loss": at.held_out_loss}
+            moments.append({"step": at.step, **losses, **smallest, "collisions": at.collisions})
+        yield table(moments, "Margins and constants: the smallest over the layers above 0.")
 
 
 def _change(before: float, after: float) -> float | None:

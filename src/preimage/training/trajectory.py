@@ -20,7 +20,7 @@ from preimage.geometry.options import GeometryOptions
 from preimage.models import LanguageModel, new_model, parse_size, save_model
 from preimage.models.float64 import double_copy
 from preimage.models.loading import parse_device
-from preimage.progress import Progress, silent
+from preimage.progress import Listener, reporting, silent
 from preimage.states import capture
 from preimage.storage import Run, write_text
 from preimage.storage.places import on_a_disk
@@ -39,7 +39,7 @@ def train_trajectory(
     texts: Sequence[str] | None = None,
     out: str | Path | None = None,
     device: str | torch.device = "auto",
-    progress: Progress = silent,
+    progress: Listener = silent,
     **changes: Any,
 ) -> Trajectory:
     """Train a small model from scratch and measure its geometry at log-spaced steps.
@@ -75,12 +75,13 @@ def train_trajectory(
 
         def train_to(some: tuple[int, ...]) -> Iterator[Checkpoint]:
             for step in some:
-                training.advance(step, progress)
+                training.advance(step, report)
                 before = checkpoints[-1].step if checkpoints else 0
                 checkpoints.append(_checkpoint(training, text, geometry, before, on))
                 yield checkpoints[-1]
 
-        run.each(steps, Checkpoint, train_to)
+        with reporting(progress) as report:
+            run.each(steps, Checkpoint, train_to)
     trajectory = Trajectory(
         options=chosen.to_dict(),
         model=_about(model, chosen),

@@ -99,6 +99,11 @@ def exact_reading(result: Inversion) -> Reading:
     return Reading(result.token_ids, result.text, agree)
 
 
+def spelled(reading: Reading, model: LanguageModel) -> Reading:
+    """The reading with the text of each token by itself."""
+    return reading._replace(tokens=model.spell(reading.token_ids))
+
+
 def without_prefix(result: Inversion, known: int, model: LanguageModel) -> Inversion:
     """The result of the tokens behind known ones alone."""
     if not known:
@@ -110,7 +115,7 @@ def without_prefix(result: Inversion, known: int, model: LanguageModel) -> Inver
         token_ids=ids,
         text=model.decode(ids),
         positions=tuple(one._replace(index=one.index - known) for one in result.positions[known:]),
-        reading=Reading(read, model.decode(read), reading.confidence[known:]),
+        reading=Reading(read, model.decode(read), reading.confidence[known:], reading.tokens[known:]),
         alternatives=tuple(prompt[known:] for prompt in result.alternatives),
         failed_position=None if result.failed_position is None else result.failed_position - known,
     )

@@ -13,7 +13,7 @@ from torch import nn
 from preimage.collisions import absolute_positions, linear_biases
 from preimage.distances import equal_row_groups, same_rows
 from preimage.layers import all_layers
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, require_model
 from preimage.prompts import window_bos
 from preimage.theory.analyticity.branches import other_lengths
 from preimage.theory.analyticity.marks import Event, Trace
@@ -47,6 +47,7 @@ def check_analyticity(model: LanguageModel) -> TheoryReport:
     >>> check_analyticity(model).holds
     True
     """
+    require_model(model)
     length = _longer(model)
     trace, events = _followed(model)
     not_shown = _NOT_SHOWN.format(length=length)

@@ -14,9 +14,9 @@ from typing import Any
 from preimage.collisions import UNEXPLAINED, Structure
 from preimage.errors import OptionError, PromptError
 from preimage.layers import Layer, LayerSpec, parse_layers
-from preimage.models import LanguageModel
+from preimage.models import LanguageModel, require_model
 from preimage.models.random_parameters import random_parameters
-from preimage.progress import Progress, silent
+from preimage.progress import Listener, Progress, reporting, silent
 from preimage.prompts import PromptSet
 from preimage.states import encode_all
 from preimage.theory.analyticity.check import is_analytic
@@ -38,7 +38,7 @@ def check_dichotomy(
     draws: int = 3,
     seed: int = 0,
     bos: bool | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
 ) -> TheoryReport:
     """Which pairs of prompts some theta separates, layer by layer, and why the others must collide.
 
@@ -52,8 +52,10 @@ def check_dichotomy(
     >>> [(row["family"], row["first"], row["second"]) for row in report.tables["families"]]
     [('constant prompts', [5, 5], [5, 5, 5])]
     """
+    require_model(model)
     ids = tuple(dict.fromkeys(encode_all(model, prompts, bos)))
-    known, measured = _measure(model, ids, layers, draws, seed, progress)
+    with reporting(progress) as report:
+        known, measured = _measure(model, ids, layers, draws, seed, report)
     return _report("dichotomy", _subject(model, ids, draws, seed), known, measured)
 
 
@@ -66,7 +68,7 @@ def search_structure(
     layers: LayerSpec = "all",
     draws: int = 3,
     seed: int = 0,
-    progress: Progress = silent,
+    progress: Listener = silent,
 ) -> TheoryReport:
     """All prompts of up to ``longest`` tokens out of ``vocabulary``: which collide, whatever theta is.
 
@@ -82,7 +84,8 @@ def search_structure(
     ['one token repeated']
     """
     ids = _every_prompt(model, vocabulary, longest, bos)
-    known, measured = _measure(model, ids, layers, draws, seed, progress)
+    with reporting(progress) as report:
+        known, measured = _measure(model, ids, layers, draws, seed, report)
     subject = _subject(model, ids, draws, seed) | {"vocabulary": vocabulary, "longest": longest, "bos": bos}
     rows = [row for layer in measured for row in known.classes(layer)]
     return _report("structure", subject, known, measured, {"classes": rows})

@@ -19,8 +19,8 @@ from torch import Tensor
 from preimage.distances import norms, row_distances
 from preimage.errors import ModelError, OptionError, PromptError
 from preimage.layers import parse_layer
-from preimage.models import DoubleModel, LanguageModel, double_copy
-from preimage.progress import Progress, silent
+from preimage.models import DoubleModel, LanguageModel, double_copy, require_model
+from preimage.progress import Listener, Progress, reporting, silent
 from preimage.states import encode_all
 from preimage.theory.discriminant.movement import Movement
 from preimage.theory.result import TheoryReport, Verdict
@@ -60,7 +60,7 @@ def distance_to_collision(
     learning_rate: float = 1e-3,
     only: str | None = None,
     bos: bool | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
 ) -> TheoryReport:
     """How far the model is from one in which two prompts collide at a layer, to first order and truly.
 
@@ -76,10 +76,12 @@ def distance_to_collision(
     >>> report.tables["distance"][0]["distance"] > 0, [verdict.id for verdict in report.refuted]
     (True, [])
     """
+    require_model(model)
     ids, wanted = _pair(model, first, second, bos), _block(model, layer)
     if not learning_rate > 0:
         raise OptionError(f"learning_rate is {learning_rate}.", "Give a number above 0.")
-    approach = _approach(model, ids, wanted, only, progress)
+    with reporting(progress) as report:
+        approach = _approach(model, ids, wanted, only, report)
     layers = _layers_below(model, approach.model, ids, wanted)
     step = learning_rate * math.sqrt(approach.parameters)
     subject = {
@@ -114,7 +116,7 @@ def build_collision(
     *,
     only: str | None = None,
     bos: bool | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
 ) -> DoubleModel:
     """A float64 copy of a model, its parameters moved so that two prompts collide at a layer.
 
@@ -129,8 +131,10 @@ def build_collision(
     >>> torch.allclose(first, second, rtol=0, atol=1e-12)
     True
     """
+    require_model(model)
     ids, wanted = _pair(model, first, second, bos), _block(model, layer)
-    approach = _approach(model, ids, wanted, only, progress)
+    with reporting(progress) as report:
+        approach = _approach(model, ids, wanted, only, report)
     if approach.after > COLLISION:
         raise ModelError(
             f"No collision at layer {wanted} was reached: {approach.after:.1e} of the norm is left.",

@@ -21,7 +21,7 @@ from torch import Tensor
 from preimage.distances import norms, row_distances
 from preimage.errors import OptionError
 from preimage.models import LanguageModel, double_copy
-from preimage.progress import Progress, silent
+from preimage.progress import Listener, Progress, reporting, silent
 from preimage.states import encode_all
 from preimage.theory.optimiser.lanczos import top_of_spectrum
 from preimage.theory.optimiser.options import OptimiserChanges, OptimiserOptions
@@ -65,7 +65,7 @@ def check_optimiser(
     *,
     options: OptimiserOptions | None = None,
     bos: bool | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
     **changes: Unpack[OptimiserChanges],
 ) -> TheoryReport:
     """Follow an optimiser on the loss of some prompts and decide whether its steps are singular.
@@ -96,7 +96,8 @@ def check_optimiser(
             f"{len(loss.start)} parameters are too many for a dense Jacobian, {LARGEST_EXACT} at most.",
             "Use method='lanczos', or a smaller model.",
         )
-    steps, whole = _follow(loss, chosen, progress)
+    with reporting(progress) as report:
+        steps, whole = _follow(loss, chosen, report)
     tables = {"steps": [asdict(step) for step in steps], "map": [_summary(steps, whole)]}
     verdicts = _verdicts(steps, whole, len(loss.start) * (1 + moments(chosen)))
     return TheoryReport("optimiser", subject, verdicts, tables)

@@ -19,7 +19,7 @@ from preimage.distances import PromptDistances, norms, row_distances
 from preimage.errors import OptionError, PromptError
 from preimage.layers import Layer, all_layers
 from preimage.models import DoubleModel, LanguageModel, double_copy
-from preimage.progress import Progress, silent
+from preimage.progress import Listener, reporting, silent
 from preimage.prompts import PromptSet
 from preimage.states import encode_all, group_by_length
 from preimage.theory.result import TheoryReport, Verdict
@@ -56,7 +56,7 @@ def check_symmetry(
     distance_tolerance: float = 1e-10,
     apart: float = 1e-3,
     transforms: Sequence[Transform] | None = None,
-    progress: Progress = silent,
+    progress: Listener = silent,
 ) -> TheoryReport:
     """Draw from the symmetry group of a model's architecture and see what stays.
 
@@ -81,13 +81,16 @@ def check_symmetry(
     known, missing = group_of(start.weights)
     chosen = tuple(known if transforms is None else transforms)
     comparisons: list[_Comparison] = []
-    for done, transform in enumerate(chosen):
-        progress(done, len(chosen), f"transforms, now {transform.name}")
-        compared = start.compare(transform, Generator().manual_seed(seed))
-        if not compared:
-            missing += (f"{transform.name}: the draw changed no weight, as one head or gains of 1 make it",)
-        comparisons += compared
-    progress(len(chosen), len(chosen), "transforms")
+    with reporting(progress) as report:
+        for done, transform in enumerate(chosen):
+            report(done, len(chosen), f"transforms, now {transform.name}")
+            compared = start.compare(transform, Generator().manual_seed(seed))
+            if not compared:
+                missing += (
+                    f"{transform.name}: the draw changed no weight, as one head or gains of 1 make it",
+                )
+            comparisons += compared
+        report(len(chosen), len(chosen), "transforms")
     if not comparisons:
         raise OptionError("None of these transforms changes a weight.", "Leave transforms out.")
     acted = dict.fromkeys(one.transform for one in comparisons)
