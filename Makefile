@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SITE := $(VENV)/.site
 WORKERS ?= 2
 ROUNDS ?= 5
 SECONDS ?= 60
@@ -13,13 +14,13 @@ OTHER := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBL
 
 BF16 := import torch; torch.randn(64, 64).bfloat16() @ torch.randn(64, 64).bfloat16()
 
-.PHONY: demo test test-portable search fuzz lint setup model clean
+.PHONY: demo test test-portable search fuzz lint docs setup model clean
 
 demo: setup
 	$(BIN)/preimage demo
 
 # Some virtual machines announce AMX and do not have it: a bf16 product ends the process. There it is left alone.
-test: setup lint model
+test: setup lint model $(SITE)
 	$(BIN)/python -c '$(BF16)' || export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16; $(PYTEST)
 
 # The same tests on another instruction set, as a background job of a script has them: Ctrl-C ignored, files
@@ -44,6 +45,17 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site: build/docs/index.html. Built without a network, from nothing; a warning is an error.
+docs: $(SITE)
+	rm -rf build/docs
+	$(BIN)/python -m sphinx --builder html --nitpicky --fail-on-warning --keep-going --fresh-env --quiet docs build/docs
+	@echo "Open build/docs/index.html"
+
+# What builds the site is apart from set-up: who uses preimage need not wait for it.
+$(SITE): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $(SITE)
 
 model: setup
 	$(BIN)/preimage models --fetch smollm2

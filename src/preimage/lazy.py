@@ -27,7 +27,11 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
 
     def find(name: str) -> Any:
         if name in home_of:
-            return getattr(importlib.import_module(home_of[name]), name)
+            home = importlib.import_module(home_of[name])
+            same = home.__name__ == f"{package}.{name}" and callable(
+                home
+            )  # a room that is called like a function
+            return home if same else getattr(home, name)
         if name in modules:
             return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -259,3 +259,9 @@ def test_the_command_refuses(capsys: pytest.CaptureFixture[str], argv: list[str]
     assert not out
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_the_function_stays_callable_by_the_name_of_its_room() -> None:
+    assert preimage.reproduce.Sizes is Sizes  # the room
+    error = refused(OptionError, lambda: preimage.reproduce(None, "nothing"))  # its function, in its place
+    assert "'nothing'" in str(error)
