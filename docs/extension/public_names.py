@@ -1,4 +1,4 @@
-"""``.. public-names::``: the reference of ``preimage.__all__``, in the order of the rooms they come from."""
+"""``.. public-names::``: the reference of ``preimage.__all__``, by the rooms they come from."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from sphinx.util.docutils import SphinxDirective
 
 import preimage
 
+FIRST, LAST = ("models", "prompts", "states", "inversion"), ("cluster", "errors")  # as people meet them
 MAP = Path(__file__).parents[1] / "architecture.md"
 
 
 def by_room() -> dict[str, list[str]]:
-    """Public names under the room their code stands in; rooms in the order of docs/architecture.md."""
-    order = re.findall(r"^\| `(\w+)` \|", MAP.read_text(encoding="utf-8"), re.MULTILINE)
+    """Public names under the room their code stands in; between FIRST and LAST in the map's order."""
+    rooms = re.findall(r"^\| `(\w+)` \|", MAP.read_text(encoding="utf-8"), re.MULTILINE)
+    order = [*FIRST, *(room for room in rooms if room not in FIRST + LAST), *LAST]
     found: dict[str, list[str]] = {}
     for name in preimage.__all__:
         found.setdefault(home(name).split(".")[1], []).append(name)
