@@ -62,6 +62,9 @@ $(READY): pyproject.toml constraints.txt tests/support/s3.txt
 	# apart as well: what they ask for is older than what was tested
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--upgrade --no-deps --target $(VENV)/s3 -r tests/support/s3.txt
+	# apart too: the one file of axe-core in it is wanted, and not the browsers' driver that it asks for
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		--upgrade --no-deps --target $(VENV)/axe axe-playwright-python
 	@touch $(READY)
 
 clean:
