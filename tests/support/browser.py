@@ -98,8 +98,8 @@ class Browser:
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def open(self, page: Path, width: int = 1280, dark: bool = False, script: bool = True) -> Tab:
-        """A page from disk in a tab of its own, loaded."""
+    def open(self, page: Path | str, width: int = 1280, dark: bool = False, script: bool = True) -> Tab:
+        """A page from disk, or at an address, in a tab of its own, loaded."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = Tab(self, target, session)
@@ -109,7 +109,7 @@ class Browser:
         if not script:
             tab.call("Emulation.setScriptExecutionDisabled", value=True)
         tab.show(width, dark)
-        tab.call("Page.navigate", url=page.absolute().as_uri())
+        tab.call("Page.navigate", url=page.absolute().as_uri() if isinstance(page, Path) else page)
         self.wait_for("Page.loadEventFired", session)
         return tab
 
