@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 # Called as work advances: units done, units in all, and a word on what they are.
 Progress: TypeAlias = Callable[[int, int, str], None]
@@ -31,3 +31,40 @@ def told_of_stages(progress: Progress) -> Iterator[None]:
 def stage(note: str) -> None:
     """Say what begins now, where somebody listens: a part of set-up that may take seconds."""
     _listening.get()(0, 1, note)
+
+
+class Watch(NamedTuple):
+    """What somebody is told who looks on while a model works, in the thread that works.
+
+    ``passing`` is called before every pass of a model. What it raises ends the work there; a BaseException is
+    taken for a refusal nowhere. ``settled`` is told the token ids of a prompt as they stand and how many of
+    them, from the left, are verified (of a reading: decided); ids behind those are proposals.
+    """
+
+    passing: Callable[[], None]
+    settled: Callable[[Sequence[int], int], None]
+
+
+_watching: ContextVar[Watch | None] = ContextVar("watching", default=None)
+
+
+@contextmanager
+def watched_by(watch: Watch) -> Iterator[None]:
+    """While this lasts, every pass and every settled token of this thread is told."""
+    before = _watching.set(watch)
+    try:
+        yield
+    finally:
+        _watching.reset(before)
+
+
+def passing() -> None:
+    """Say that a pass begins, where somebody looks on."""
+    if (watch := _watching.get()) is not None:
+        watch.passing()
+
+
+def settled(ids: Callable[[], Sequence[int]], count: int) -> None:
+    """Say which tokens a prompt has by now, and how many are settled; ids are made for who looks on alone."""
+    if (watch := _watching.get()) is not None:
+        watch.settled(ids(), count)

@@ -22,6 +22,7 @@ from preimage.models.prefix import Prefix, empty_cache
 from preimage.models.quirks import quirk_of
 from preimage.models.sites import needs_cache, require_keys, unseen, watching
 from preimage.observations import Site, Tap
+from preimage.progress import passing
 
 At = TypeVar("At", bound=Tap)  # whoever asks for layers alone gets layers back
 
@@ -219,6 +220,7 @@ class LanguageModel:
         inputs = {"inputs_embeds": embeddings} if ids is None else {"input_ids": ids.to(self.device)}
         given = embeddings if ids is None else ids
         assert given is not None, "give ids or embeddings"
+        passing()
         self.forward_tokens += given.shape[0] * given.shape[1]
         if cache is None and any(map(needs_cache, layers)):
             require_keys(self)
@@ -267,6 +269,7 @@ class LanguageModel:
     ) -> Float[Tensor, "batch position vocabulary"]:
         """The module's next-token logits of prompts whose states at ``layer`` are all known."""
         empty = self._embedding_table[:1].expand(*states.shape[:2], -1)
+        passing()
         self.forward_tokens += states.shape[0] * states.shape[1]
         with torch.inference_mode(), self._around_pass(), entering(self.anatomy, layer, states.to(empty)):
             logits: Tensor = self.module(inputs_embeds=empty, use_cache=False).logits
