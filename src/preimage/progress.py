@@ -36,12 +36,14 @@ def stage(note: str) -> None:
 class Watch(NamedTuple):
     """What somebody is told who looks on while a model works, in the thread that works.
 
-    ``passing`` is called before every pass of a model. What it raises ends the work there; a BaseException is
-    taken for a refusal nowhere. ``settled`` is told the token ids of a prompt as they stand and how many of
-    them, from the left, are verified (of a reading: decided); ids behind those are proposals.
+    ``passing`` is called before every pass of a model, and ``between`` before every block of one. What they
+    raise ends the work there; a BaseException is taken for a refusal nowhere. ``settled`` is told the token
+    ids of a prompt as they stand and how many of them, from the left, are verified (of a reading: decided);
+    ids behind those are proposals.
     """
 
     passing: Callable[[], None]
+    between: Callable[[], None]
     settled: Callable[[Sequence[int], int], None]
 
 
@@ -58,10 +60,12 @@ def watched_by(watch: Watch) -> Iterator[None]:
         _watching.reset(before)
 
 
-def passing() -> None:
-    """Say that a pass begins, where somebody looks on."""
-    if (watch := _watching.get()) is not None:
-        watch.passing()
+def passing() -> Callable[[], None] | None:
+    """Say that a pass begins, where somebody looks on; what is to be called before every block of it."""
+    if (watch := _watching.get()) is None:
+        return None
+    watch.passing()
+    return watch.between
 
 
 def settled(ids: Callable[[], Sequence[int]], count: int) -> None:

@@ -15,19 +15,22 @@ class _Enough(BaseException):
 
 class Onlooker:
     def __init__(self, most: int = 10**9) -> None:
-        self.passes, self.told, self._most = 0, list[tuple[list[int], int]](), most
+        self.passes, self.blocks, self.told, self._most = 0, 0, list[tuple[list[int], int]](), most
 
     def passing(self) -> None:
         self.passes += 1
         if self.passes > self._most:
             raise _Enough
 
+    def between(self) -> None:
+        self.blocks += 1
+
     def settled(self, ids: Sequence[int], count: int) -> None:
         self.told.append((list(ids), count))
 
     @property
     def watch(self) -> Watch:
-        return Watch(self.passing, self.settled)
+        return Watch(self.passing, self.between, self.settled)
 
 
 @pytest.mark.parametrize("method", ["fast", "sipit", "brute-force"])
@@ -42,6 +45,7 @@ def test_what_is_settled_is_told_up_to_the_whole_prompt(method: str) -> None:
     assert max(count for _, count in onlooker.told) == 6
     assert all(told[:count] == ids[:count] for told, count in onlooker.told), "settled tokens are right ones"
     assert onlooker.told[0][1] == 0, "first what is proposed, before any of it is verified"
+    assert onlooker.blocks >= onlooker.passes, "every pass runs a block at least"
     assert onlooker.passes >= len({count for _, count in onlooker.told}) - 1
 
 
@@ -73,3 +77,27 @@ def test_what_an_onlooker_raises_ends_the_work_there_and_nothing_is_left_behind(
     (again,) = preimage.invert(model, states, 3)
     assert onlooker.passes == most + 1, "nobody looks on any more"
     assert list(again.token_ids) == ids
+
+
+def test_a_pass_can_be_ended_between_two_blocks() -> None:
+    model, ids = tiny("llama"), random_ids(5)
+
+    class Ends(Onlooker):
+        def between(self) -> None:
+            super().between()
+            if self.blocks == 2:
+                raise _Enough
+
+    onlooker, ran = Ends(), list[int]()
+    handles = [
+        block.register_forward_hook(lambda *_, n=number: ran.append(n))
+        for number, block in enumerate(model.anatomy.blocks)
+    ]
+    try:
+        with pytest.raises(_Enough), watched_by(onlooker.watch):
+            preimage.capture(model, [ids], "final")
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert ran == [0]
+    assert len(preimage.capture(model, [ids], "final").at(0, "final")) == 5

@@ -16,6 +16,7 @@ from preimage.cli import (
     lens,
     models,
     reproduce,
+    serve,
     theory,
     trajectory,
 )
@@ -31,7 +32,7 @@ app = typer.Typer(
 for command in (
     demo.demo, doctor.doctor, models.models, capture.capture, invert.invert, leak.leak,
     collisions.collisions, collisions.continuations, geometry.geometry, trajectory.trajectory,
-    reproduce.reproduce,
+    reproduce.reproduce, serve.serve,
 ):  # fmt: skip
     app.command()(command)
 for name, group in {"lens": lens.app, "theory": theory.app, "bench": bench.app}.items():

@@ -220,13 +220,13 @@ class LanguageModel:
         inputs = {"inputs_embeds": embeddings} if ids is None else {"input_ids": ids.to(self.device)}
         given = embeddings if ids is None else ids
         assert given is not None, "give ids or embeddings"
-        passing()
+        between = passing()
         self.forward_tokens += given.shape[0] * given.shape[1]
         if cache is None and any(map(needs_cache, layers)):
             require_keys(self)
             cache = empty_cache(self.n_layers)  # what it is handed over is seen, and not kept
         states: dict[Tap, Tensor] = {}
-        with self._around_pass(), self._taps(layers, cache, states):
+        with self._around_pass(), self._taps(layers, cache, states, between):
             try:
                 output = self.anatomy.backbone(
                     **inputs, past_key_values=cache, use_cache=cache is not None, **given_along
@@ -319,8 +319,17 @@ class LanguageModel:
         return text
 
     @contextmanager
-    def _taps(self, taps: Sequence[Tap], cache: Any, found: dict[Tap, Tensor]) -> Iterator[None]:
-        """Hooks that copy the wanted states out of a pass and end it once all are there."""
+    def _taps(
+        self,
+        taps: Sequence[Tap],
+        cache: Any,
+        found: dict[Tap, Tensor],
+        between: Callable[[], None] | None = None,
+    ) -> Iterator[None]:
+        """Hooks that copy the wanted states out of a pass and end it once all are there.
+
+        ``between`` is called before every block, which may end it too.
+        """
         wanted = dict.fromkeys(taps)
 
         def reach(tap: Tap, states: Tensor) -> None:
@@ -336,6 +345,10 @@ class LanguageModel:
 
         blocks = self.anatomy.blocks
         with ExitStack() as stack:
+            if between is not None:
+                check = between
+                for block in blocks:
+                    stack.callback(block.register_forward_pre_hook(lambda *_: check()).remove)
             for tap in wanted:
                 if isinstance(tap, Site):
                     stack.enter_context(watching(self, tap, cache, partial(reach, tap)))
