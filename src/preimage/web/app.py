@@ -54,8 +54,7 @@ def make_app(options: ServeOptions, bench: Bench, queue: JobQueue, uploads: Uplo
 
     def state() -> Response:
         jobs = [{"id": job.id, "kind": job.kind, "state": job.state} for job in queue.open()]
-        shown = {"model": bench.about, "jobs": jobs, "limits": limits, "runs": options.runs is not None}
-        return _json(shown)
+        return _json({"model": bench.about, "jobs": jobs, "limits": limits})
 
     app.get("/api/state")(state)
     app.exception_handler(PreimageError)(_refused)
@@ -140,7 +139,8 @@ def _add_uploads(app: FastAPI, limits: Limits, uploads: Uploads) -> None:
 
 def _add_runs(app: FastAPI, options: ServeOptions) -> None:
     def listed() -> Response:
-        return _json({"runs": [] if options.runs is None else list_runs(options.runs)})
+        runs = [] if options.runs is None else list_runs(options.runs)
+        return _json({"shown": options.runs is not None, "runs": runs})
 
     def page(name: str, page: str) -> Response:
         if options.runs is None:

@@ -55,9 +55,10 @@ def serve(prepared: Preparation, options: ServeOptions, listening: Callable[[Ser
         )
         app = make_app(options, bench, queue, uploads)
         guard = Guard(app, Door(options.host, port, options.token))
-        server = _Server(_config(guard, limits.connections), queue)
+        server = _Server(
+            _config(guard, limits.connections), queue, lambda: listening(Served(options.host, port))
+        )
         queue.start()
-        listening(Served(options.host, port))
         try:
             server.run(sockets=[opened])
         except KeyboardInterrupt:  # uvicorn hands on what it was ended by
@@ -74,9 +75,14 @@ def serve(prepared: Preparation, options: ServeOptions, listening: Callable[[Ser
 class _Server(uvicorn.Server):
     """Uvicorn's, which ends jobs as soon as it is to end: streams that follow them would hold it up."""
 
-    def __init__(self, config: uvicorn.Config, queue: JobQueue) -> None:
+    def __init__(self, config: uvicorn.Config, queue: JobQueue, began: Callable[[], None]) -> None:
         super().__init__(config)
-        self._queue = queue
+        self._queue, self._began = queue, began
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, and say so: from here on a signal ends it in order."""
+        await super().startup(sockets)
+        self._began()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._queue.close()

@@ -12,6 +12,7 @@ from torch import Tensor
 from preimage.distances import norms
 from preimage.errors import PreimageError, PromptError, StatesError
 from preimage.inversion import Inversion, invert
+from preimage.inversion.engine.first_states import first_states
 from preimage.layers import Layer, all_layers, parse_layer
 from preimage.leak import Exposure
 from preimage.leak.margins import margin_at
@@ -109,10 +110,17 @@ class Bench:
             "bounds", nearest=[one if one is not None and one < float("inf") else None for one in nearest]
         )
         if ask.percent > 0:
+            self._remember(job, layer)
             (noisy,), _ = Exposure.parse(f"noise:{ask.percent:g}").of([states], 0)
             self._inverted(job, noisy.to(states.dtype), layer, ids)
         else:
             job.tell("result", by="fast", **result_of(model, found, lengths, ids))
+
+    def _remember(self, job: Job, layer: Layer) -> None:
+        """Every token's state at the first position, once for a layer: with them noise is read far sooner."""
+        job.tell("stage", text="every token at the first position, once for this layer", done=0, total=1)
+        with watched_by(end_of(job)):
+            first_states(self.model, layer, patiently=True)
 
     def _margins(self, job: Job) -> None:
         """D over the whole vocabulary, position after position."""

@@ -6,7 +6,7 @@ import { showRuns } from "/static/runs.js";
 import { el, notice, percent, seconds, table, Tokens } from "/static/tokens.js";
 
 const find = (id) => document.getElementById(id);
-const known = { model: null, limits: {}, runs: false, name: "" };
+const known = { model: null, limits: {}, name: "" };
 
 // --- tabs -------------------------------------------------------------------------------------
 
@@ -24,7 +24,7 @@ function choose(tab, focus = true) {
   find("typed").hidden = !typedIn.includes(name);
   find("layer-field").hidden = name === "layers";
   if (focus) tab.focus();
-  if (name === "runs") showRuns(find("out-runs"), known.runs);
+  if (name === "runs") showRuns(find("out-runs"));
   if (name === "noise") drawBounds();
 }
 tabs.forEach((tab, at) => {
@@ -61,7 +61,6 @@ async function look() {
   }
   const model = state.model;
   known.limits = state.limits;
-  known.runs = state.runs;
   const size = model.layers ? `, ${model.layers.length - 2} blocks, ${model.dtype}, ${model.device}` : "";
   const text = `${model.name} ${STATES[model.state]}${size}. ${model.problem.message || ""} ${model.problem.hint || ""}`.trim();
   if (find("model").textContent !== text) find("model").textContent = text;

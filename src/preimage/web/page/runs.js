@@ -4,17 +4,18 @@ import { el, notice, table } from "/static/tokens.js";
 
 const SHOWN = ["command", "state", "model", "model dtype", "layer", "layers", "results", "statuses"];
 
-export async function showRuns(out, served) {
-  out.replaceChildren();
-  if (!served) {
-    out.append(notice("No folder of runs is shown.", "Start preimage serve with --runs DIR.", "plain"));
+export async function showRuns(out) {
+  let runs, shown;
+  try {
+    ({ runs, shown } = await ask("/api/runs"));
+  } catch (error) {
+    out.replaceChildren();
+    complain(out, error);
     return;
   }
-  let runs;
-  try {
-    ({ runs } = await ask("/api/runs"));
-  } catch (error) {
-    complain(out, error);
+  out.replaceChildren();
+  if (!shown) {
+    out.append(notice("No folder of runs is shown.", "Start preimage serve with --runs DIR.", "plain"));
     return;
   }
   if (!runs.length) {

@@ -74,7 +74,7 @@ export class Tokens {
     }
     this.count = count;
     this.spans.forEach((one, index) => {
-      if (one.textContent !== "·" || index < count) one.className = index < count ? "t settled" : "t proposed";
+      if (one.textContent !== "·" || index < count) one.className = index < count ? "t read" : "t proposed";
     });
     this.say(`${count} of ${this.length} tokens settled; grey ones are proposals.`);
   }
