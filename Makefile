@@ -30,7 +30,7 @@ test-portable: setup model
 	umask 077; trap '' INT; LC_ALL=C COLUMNS=40 FORCE_COLOR=1 TZ=Asia/Kathmandu $(OTHER) $(PYTEST) --color=no \
 		--ignore=tests/project --ignore=tests/prompts --ignore=tests/storage \
 		--ignore=tests/fuzz --ignore=tests/hardening --ignore=tests/cluster --ignore=tests/report \
-		--ignore=tests/leak --ignore=tests/reproduce
+		--ignore=tests/leak --ignore=tests/reproduce --ignore=tests/web
 
 # `make test` draws the same examples every time; this looks for others. What fails is kept in .hypothesis, tried
 # first by the next search, and belongs into a test as an @example.

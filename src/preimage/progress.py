@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from preimage.errors import OptionError, clip, shown
 
@@ -87,3 +87,44 @@ def _tqdm() -> Any:
         warnings.simplefilter("ignore")  # that a notebook has no widgets: then the bar is text
         from tqdm.auto import tqdm
     return tqdm
+
+
+class Watch(NamedTuple):
+    """What somebody is told who looks on while a model works, in the thread that works.
+
+    ``passing`` is called before every pass of a model, and ``between`` before every block of one. What they
+    raise ends the work there; a BaseException is taken for a refusal nowhere. ``settled`` is told the token
+    ids of a prompt as they stand and how many of them, from the left, are verified (of a reading: decided);
+    ids behind those are proposals.
+    """
+
+    passing: Callable[[], None]
+    between: Callable[[], None]
+    settled: Callable[[Sequence[int], int], None]
+
+
+_watching: ContextVar[Watch | None] = ContextVar("watching", default=None)
+
+
+@contextmanager
+def watched_by(watch: Watch) -> Iterator[None]:
+    """While this lasts, every pass and every settled token of this thread is told."""
+    before = _watching.set(watch)
+    try:
+        yield
+    finally:
+        _watching.reset(before)
+
+
+def passing() -> Callable[[], None] | None:
+    """Say that a pass begins, where somebody looks on; what is to be called before every block of it."""
+    if (watch := _watching.get()) is None:
+        return None
+    watch.passing()
+    return watch.between
+
+
+def settled(ids: Callable[[], Sequence[int]], count: int) -> None:
+    """Say which tokens a prompt has by now, and how many are settled; ids are made for who looks on alone."""
+    if (watch := _watching.get()) is not None:
+        watch.settled(ids(), count)

@@ -20,6 +20,7 @@ from preimage.cli import (
     models,
     report,
     reproduce,
+    serve,
     theory,
     trajectory,
 )
@@ -52,7 +53,7 @@ def root(
 for command in (
     demo.demo, doctor.doctor, models.models, capture.capture, invert.invert, leak.leak,
     collisions.collisions, collisions.continuations, geometry.geometry, trajectory.trajectory,
-    reproduce.reproduce, report.report,
+    reproduce.reproduce, report.report, serve.serve,
 ):  # fmt: skip
     app.command()(command)
 for name, group in {"lens": lens.app, "theory": theory.app, "bench": bench.app}.items():

@@ -28,7 +28,7 @@ def measure_margins(
     arXiv 2510.15511). Cost: a pass of the vocabulary a position.
     """
     return tuple(
-        _margin(model, ids[prompt], layer, at) / float(norms(states[prompt][at]))
+        margin_at(model, ids[prompt], layer, at) / float(norms(states[prompt][at]))
         for prompt, at in spread(ids, count)
     )
 
@@ -49,7 +49,8 @@ def _shares(count: int) -> Iterator[float]:
 
 
 @torch.inference_mode()
-def _margin(model: LanguageModel, ids: Sequence[int], layer: Layer, at: int) -> float:
+def margin_at(model: LanguageModel, ids: Sequence[int], layer: Layer, at: int) -> float:
+    """D at one position of a prompt, over the whole vocabulary, in units of a state."""
     prefix = model.prefix(layer)
     if at:
         prefix.extend(torch.tensor(list(ids[:at])))

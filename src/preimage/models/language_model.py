@@ -22,6 +22,7 @@ from preimage.models.prefix import Prefix, empty_cache
 from preimage.models.quirks import quirk_of
 from preimage.models.sites import needs_cache, require_keys, unseen, watching
 from preimage.observations import Site, Tap
+from preimage.progress import passing
 from preimage.views import table, view
 
 At = TypeVar("At", bound=Tap)  # whoever asks for layers alone gets layers back
@@ -234,12 +235,13 @@ class LanguageModel:
         inputs = {"inputs_embeds": embeddings} if ids is None else {"input_ids": ids.to(self.device)}
         given = embeddings if ids is None else ids
         assert given is not None, "give ids or embeddings"
+        between = passing()
         self.forward_tokens += given.shape[0] * given.shape[1]
         if cache is None and any(map(needs_cache, layers)):
             require_keys(self)
             cache = empty_cache(self.n_layers)  # what it is handed over is seen, and not kept
         states: dict[Tap, Tensor] = {}
-        with self._around_pass(), self._taps(layers, cache, states):
+        with self._around_pass(), self._taps(layers, cache, states, between):
             try:
                 output = self.anatomy.backbone(
                     **inputs, past_key_values=cache, use_cache=cache is not None, **given_along
@@ -282,6 +284,7 @@ class LanguageModel:
     ) -> Float[Tensor, "batch position vocabulary"]:
         """The module's next-token logits of prompts whose states at ``layer`` are all known."""
         empty = self._embedding_table[:1].expand(*states.shape[:2], -1)
+        passing()
         self.forward_tokens += states.shape[0] * states.shape[1]
         with torch.inference_mode(), self._around_pass(), entering(self.anatomy, layer, states.to(empty)):
             logits: Tensor = self.module(inputs_embeds=empty, use_cache=False).logits
@@ -341,8 +344,17 @@ class LanguageModel:
         return tuple(self._spelled[token] for token in ids)
 
     @contextmanager
-    def _taps(self, taps: Sequence[Tap], cache: Any, found: dict[Tap, Tensor]) -> Iterator[None]:
-        """Hooks that copy the wanted states out of a pass and end it once all are there."""
+    def _taps(
+        self,
+        taps: Sequence[Tap],
+        cache: Any,
+        found: dict[Tap, Tensor],
+        between: Callable[[], None] | None = None,
+    ) -> Iterator[None]:
+        """Hooks that copy the wanted states out of a pass and end it once all are there.
+
+        ``between`` is called before every block, which may end it too.
+        """
         wanted = dict.fromkeys(taps)
 
         def reach(tap: Tap, states: Tensor) -> None:
@@ -358,6 +370,10 @@ class LanguageModel:
 
         blocks = self.anatomy.blocks
         with ExitStack() as stack:
+            if between is not None:
+                check = between
+                for block in blocks:
+                    stack.callback(block.register_forward_pre_hook(lambda *_: check()).remove)
             for tap in wanted:
                 if isinstance(tap, Site):
                     stack.enter_context(watching(self, tap, cache, partial(reach, tap)))

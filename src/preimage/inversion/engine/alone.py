@@ -16,6 +16,7 @@ from preimage.inversion.engine.jobs import LONG, Branches, Job
 from preimage.inversion.engine.repairing import Repairing
 from preimage.inversion.engine.verifier import Verifier
 from preimage.inversion.proposers.scores import Scores
+from preimage.progress import settled
 
 _WHOLE_REPAIRS = 1  # with more repairs a prompt is run from its first mismatch on, and whole at last
 
@@ -103,6 +104,7 @@ class Alone:
         """Take in how far the tokens of a row are from what was observed, from the left."""
         before, job.distances = job.verified, distances
         job.verified = job.agreeing(row, distances)
+        settled(job.ids.tolist, job.verified)
         job.refuse(row, job.verified, distances)
         job.count_tests(before, job.verified, len(row))
 

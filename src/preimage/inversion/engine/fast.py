@@ -28,6 +28,7 @@ from preimage.inversion.engine.verifier import Verifier
 from preimage.inversion.proposers.registry import LENS
 from preimage.inversion.proposers.standard import Proposer
 from preimage.models import LanguageModel
+from preimage.progress import settled
 
 
 class FastInverter:
@@ -97,6 +98,8 @@ class FastInverter:
                     job.chances = torch.ones_like(job.chances[:, :1])
             if not proposal:
                 look_ahead(jobs, likely, chances)
+            for job in jobs:
+                settled(job.ids.tolist, job.known)
             if self._together is not None:
                 self._together.run(jobs, target, scores, ended)
             for job in jobs:

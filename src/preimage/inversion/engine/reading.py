@@ -34,6 +34,7 @@ from preimage.inversion.proposers.registry import LENS
 from preimage.inversion.proposers.standard import Proposer
 from preimage.inversion.proposers.statistics import Statistics, statistics_of
 from preimage.models import LanguageModel
+from preimage.progress import settled
 
 SURE = 0.99  # a position this sure is settled at once
 _CLEAR = 0.9  # in white noise, where one candidate is far ahead of all others that were tried
@@ -349,6 +350,7 @@ class PromptReading:
     def _settle(self, at: int, weighed: Weighed, state: Float[Tensor, " d"]) -> None:
         self._ids[at] = weighed.tokens[0]
         self._weighed[at] = weighed
+        settled(self._ids.tolist, at + 1)
         residual = self._observed[at].double() - self._verifier.observe(state[None])[0].double()
         self._levels[self._sinks[at]].note(
             self._relative(at, weighed), self._statistics.coordinates(residual)

@@ -22,6 +22,7 @@ from preimage.inversion.engine.lookalikes import Lookalikes
 from preimage.inversion.engine.policies import Policy
 from preimage.inversion.engine.verifier import CandidatePrefix, Target, Verifier, distances_of
 from preimage.inversion.result import Position, VerifiedPositions
+from preimage.progress import settled
 
 MAX_PROMPTS = 64  # fitting prompts listed
 # Nothing within reach, but one token far nearer than every other: the step was noisier than the floor
@@ -130,6 +131,7 @@ class Search:
         undecided = False
         try:
             while True:
+                settled(self._tokens, len(self.frames))
                 if len(self.frames) == len(self._target):
                     self._conclude()
                 elif self._step(len(self.frames)):
@@ -148,6 +150,10 @@ class Search:
         prompts = tuple(self._fitting.values())
         partial = prompts[0] if prompts else self._partial
         return Outcome(prompts, partial, self._failure, self._reason, undecided)
+
+    def _tokens(self) -> list[int]:
+        """The tokens of the positions decided so far."""
+        return [frame.chosen.position.token_id for frame in self.frames]
 
     def _conclude(self) -> None:
         """Check a full prompt as a whole; the first that fits, also with its alternatives exchanged.
