@@ -17,7 +17,7 @@ from preimage.storage import write_text
 
 PROMPT = "The door code is 4711, don't tell Anna."
 LAYERS = (1, 8, 15, 22, 30, "final")
-HIGH, TOP, LEFT, GAP = 30, 66, 64, 4  # pixels
+HIGH, TOP, LEFT, GAP = 30, 80, 64, 4  # pixels
 PER_CHARACTER, LEAST = 8.6, 30
 STYLE = """
 text { font: 13px ui-monospace, Menlo, Consolas, monospace; fill: #1c2430 }
@@ -54,9 +54,9 @@ def main() -> None:
     drawn = [
         f'<text class="title" x="8" y="22">Recovered, token for token, at {right} of {len(LAYERS)} layers of '
         f"{model.name}</text>",
-        '<text class="note" x="8" y="44">A row: what came back from the states of that layer alone. '
-        f"Darker: other tokens are further off, {min(every):,.0f} to {max(every):,.0f} times what is "
-        "allowed.</text>",
+        '<text class="note" x="8" y="44">A row: what came back from the states of that layer alone.</text>',
+        '<text class="note" x="8" y="62">The stronger the colour, the further off every other token that was '
+        f"tried: {min(every):,.0f} to {max(every):,.0f} times what is allowed.</text>",
     ]
     for row, (layer, one) in enumerate(zip(LAYERS, found, strict=True)):
         top = TOP + row * (HIGH + GAP)

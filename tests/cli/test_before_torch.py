@@ -19,6 +19,8 @@ invert --text x --proposers no
 invert --text x --lens nofile
 invert --text x --lens FILE --method sipit
 invert --text x --lens FILE --proposers codebook
+demo --model no/such
+demo --device gpu?
 invert --model no/such --text x
 invert nowhere
 invert nofile.npy --layer 1

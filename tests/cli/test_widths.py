@@ -220,6 +220,15 @@ def test_columns_as_they_fit() -> None:
     ]
 
 
+def test_prose_shares_what_is_left() -> None:
+    text = "word " * 40
+    lines = drawn(["first", "number", "second"], [[text, "1.5", text]], ["first", "second"], 100)
+    widths = [len(part) for part in lines[1].split("╇")]
+    assert sum(widths) + 2 == 100
+    assert widths[0] - widths[2] in (-1, 0, 1)
+    assert widths[1] == len(" number ")
+
+
 def test_a_real_terminal() -> None:
     lines = STYLE.sub("", on_a_terminal(60, "lens", "list")).splitlines()
     assert max(map(len, lines)) == 60

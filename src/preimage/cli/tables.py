@@ -83,9 +83,9 @@ def _widened(
     widths = list(least)
     left = width - _across(least)
     wanted = [max(cell_len(columns[at]), _widest(cells[at])) for at in range(len(columns))]
-    for at in sorted(range(len(columns)), key=lambda at: wanted[at] - least[at]):
-        waiting = sum(1 for other in range(len(columns)) if wanted[other] - widths[other] > 0)
-        more = min(wanted[at] - widths[at], left // max(1, waiting))
+    waiting = sorted(range(len(columns)), key=lambda at: wanted[at] - least[at])
+    for number, at in enumerate(waiting):  # those that want little first; the others share what is left of it
+        more = max(0, min(wanted[at] - widths[at], left // (len(waiting) - number)))
         widths[at] += more
         left -= more
     return widths

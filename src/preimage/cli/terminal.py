@@ -14,7 +14,7 @@ from rich.text import Text
 
 from preimage.cli.stages import Stages, stage_bar
 from preimage.cli.tables import fitted
-from preimage.progress import Progress, silent
+from preimage.progress import Progress, silent, told_of_stages
 from preimage.storage import SCHEMA, dumps
 
 PIPED = 120  # characters of a line where stdout is no terminal
@@ -126,14 +126,17 @@ def progress_bar() -> Iterator[Progress]:
     """A bar on stderr where that is a terminal, nothing otherwise.
 
     It names the stage, counts its pieces and says how long they took and how long the rest should take. A
-    stage of one piece has no such end; it is named, and its time runs.
+    stage of one piece has no such end; it is named, and its time runs. Parts of set-up that say what begins
+    (:func:`preimage.progress.stage`) are stages too.
     """
     console = Console(stderr=True)
     if sys.stderr is None or not console.is_terminal:
         yield silent
         return
     with stage_bar(console) as bar:
-        yield Stages(bar, printable).report
+        report = Stages(bar, printable).report
+        with told_of_stages(report):
+            yield report
 
 
 @contextmanager
