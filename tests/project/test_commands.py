@@ -29,12 +29,13 @@ SMALLER = {
         "--prose": "1", "--code": "1", "--random": "1", "--sipit-prompts": "0", "--n": "500", "--d": "16",
         "--sets": "1", "--steps": "3", "--sampled-tokens": "2000", "--batch-tokens": "256", "--rank": "16",
         "--hidden": "16", "--key-hidden": "16", "--margins": "1", "--minutes": "0.2", "--timeout": "10",
-        "--preset": "small", "--probes": "20", "--size": "tiny", "--device": "cpu",
+        "--preset": "small", "--probes": "20", "--size": "tiny", "--device": "cpu", "--window": "16",
+        "--batch": "2", "--vocabulary": "300",
     },
     "geometry": {"--length": "4,6"},
     "leak": {"--count": "2", "--length": "6", "--layers": "15"},
-    "reproduce": {"--count": "4", "--length": "4"},
-    "theory dichotomy": {"--layers": "0,1", "--draws": "1", "--longest": "2"},
+    "reproduce": {"--count": "4", "--length": "8"},
+    "theory dichotomy": {"--layers": "0,1", "--draws": "2", "--longest": "2"},
     "theory symmetry": {"--count": "2"},
 }  # fmt: skip
 # What a command is told where it does not say it itself, unless something else is in it.
@@ -46,11 +47,12 @@ ADDED = (
     ("bench (inversion|throughput)", "--prose 1 --code 1 --random 1 --length 8 --sipit-prompts 0", ""),
     ("bench pairs", "--n 500 --d 16 --rounds 1", ""),
     ("trajectory", "--steps 3 --size tiny --checkpoints 2 --batch 2 --window 16 --vocabulary 300", ""),
-    ("trajectory", "--probes 20 --length 8 --text mine.txt", ""),
+    ("trajectory", "--probes 20 --length 8 --text-tokens 4000", ""),
+    ("trajectory", "--text mine.txt", "--text-from"),
     ("lens train", "--steps 3 --rank 16 --hidden 16", ""),
     ("lens train", "--sampled-tokens 2000", "--prompts"),
     ("leak", "--count 2 --length 6 --layers 15 --minutes 0.2", "dump|FILES"),
-    ("reproduce", "--count 4 --length 4", "--list"),
+    ("reproduce", "--count 4 --length 8", "--list"),
     ("theory (symmetry|dichotomy)", "--text 'a b' --text 'b a'", "--count|--longest"),
 )
 WITHOUT = ("--tf32", ",…")  # there need not be a GPU; and others
@@ -63,12 +65,14 @@ NOT_RUN = (
     (r"^preimage serve\b", "it serves until it is stopped: the page has tests of its own"),
     (r"^preimage(\[| …|$)|^preimage \w+ \|", "the name of the package or of all commands together"),
     (r"^preimage/", "a file"),
+    (r"^preimage report RUN…", "any run: the page of the command and the README have some"),
 )  # fmt: skip
 
 # Commands that end with exit code 1 with what is in the folder, and why.
 FOUND = (
     (r"^preimage doctor", "what a machine lacks is for the machine to say: 0 or 1"),
     (r"invert x\.npy --observe final", "x.npy holds states of layer 15 here"),
+    (r"invert states\.safetensors --layer 12", "states.safetensors holds states of layer 15 here"),
 )
 
 # Python: what is replaced, and what a name stands for in a row where it is not what it is elsewhere.
@@ -76,7 +80,11 @@ SMALLER_PYTHON = (
     (r"count=\d{3,}", "count=6"),
     (r"lengths=\(8, 16, 32\)", "lengths=(4, 6)"),
     (r'(?<="collisions", count=6)', ", length=4"),
-    (r"steps=600", "text='mine.txt', vocabulary=300, size='tiny', steps=2, checkpoints=2, probes=9"),
+    (
+        r"steps=600",
+        "texts=[__import__('pathlib').Path('mine.txt').read_text()], vocabulary=300, size='tiny', steps=2, "
+        "checkpoints=2, probes=9, length=8, batch=2, window=16",
+    ),
     (r"^observe=", ""),
 )  # fmt: skip
 ELSEWHERE = {"attention_mask=mask": {"x": "padded"}}
@@ -155,7 +163,8 @@ def there(
     """A folder of one's own, entered."""
     home, _, _ = template
     shutil.copytree(home / "work", tmp_path / "work", symlinks=True)
-    monkeypatch.setenv("PREIMAGE_CACHE", str(home / "cache"))
+    shutil.copytree(home / "cache", tmp_path / "cache", symlinks=True)  # lenses of one page serve no other
+    monkeypatch.setenv("PREIMAGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "work"
 
@@ -196,6 +205,8 @@ def test_python_runs(page: Path, there: Path, names: dict[str, Any]) -> None:
     for line, source in blocks(page):
         for pattern, instead in SMALLER_PYTHON:
             source = re.sub(pattern, instead, source)
+        for kept in re.findall(r'\.save\("([^"]+)"', source):
+            remove(there / kept)  # which the commands of a page have use for too
         exec(compile("\n" * (line - 1) + source, str(page), "exec"), names)
         found = names.get("found")
         results = found if isinstance(found, list) else [found]

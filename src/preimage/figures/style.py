@@ -80,7 +80,7 @@ class Zeros:
     """Values that are 0, and so not on a logarithmic axis: collected curve by curve, said in one sentence.
 
     >>> zeros = Zeros("layer")
-    >>> zeros.add("margin", [0, 1, 2, "final"], [0.0, 0.0, 2.0, 0.0])
+    >>> _ = zeros.add("margin", [0, 1, 2, "final"], [0.0, 0.0, 2.0, 0.0])
     >>> zeros.words
     'Exactly 0, which a logarithmic axis cannot show: margin at layer 0 to 1, final.'
     """

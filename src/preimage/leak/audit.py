@@ -18,7 +18,7 @@ from preimage.layers import Layer, LayerSpec, parse_layers
 from preimage.leak.exposures import Exposure
 from preimage.leak.margins import measure_margins
 from preimage.leak.options import LeakChanges, LeakOptions
-from preimage.leak.result import SURE, VERIFIED, LeakAudit, LeakCell, PromptRead, Utility
+from preimage.leak.result import SURE, LeakAudit, LeakCell, PromptRead, Utility
 from preimage.leak.utility import filled, guessed, measure_utility
 from preimage.models import LanguageModel, require_model
 from preimage.observations import Observation
@@ -309,5 +309,5 @@ def read_of(found: Inversion, truth: Sequence[int], limit: float | None = None) 
         confidence=sum(confidence) / len(confidence) if confidence else 0.0,
         seconds=found.seconds,
         forward_tokens=found.forward_tokens,
-        hurried=limit is not None and found.seconds >= limit and found.status not in VERIFIED,
+        hurried=limit is not None and found.seconds >= limit and found.status == "not_recovered",
     )

@@ -66,7 +66,7 @@ def continuations(model: LanguageModel, sizes: Sizes, progress: Progress) -> Mea
 def lengths(model: LanguageModel, sizes: Sizes, progress: Progress) -> Measured:
     """Equally many prompts at lengths that double."""
     longest = sizes.length if model.max_length is None else min(sizes.length, model.max_length)
-    wanted = sorted({max(1, longest // 2**part) for part in range(4)})
+    wanted = sorted({max(2, longest // 2**part) for part in range(4)})
     sets = {length: some(model, sizes, length=length) for length in wanted}
     fewest = min(map(len, sets.values()))
     sets = {length: replace(ids, ids=ids.ids[:fewest]) for length, ids in sets.items()}
