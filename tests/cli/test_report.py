@@ -66,7 +66,9 @@ def test_what_is_finished_of_a_run_is_a_page(run: Typed, model: str, tmp_path: P
     (out / "items.jsonl").write_bytes(before)
     code, stdout, _ = run("report", out, "--out", tmp_path / "r.html")
     assert code == 0
-    assert "This run is unfinished: 2 of 5 pieces are finished." in stdout
+    done = len(before.splitlines()) - 1
+    assert 0 < done < 5
+    assert f"This run is unfinished: {done} of 5 pieces are finished." in stdout
     assert "This run is unfinished" in (tmp_path / "r.html").read_text(encoding="utf-8")
     assert (out / "items.jsonl").read_bytes() == before, "who reads mends nothing: somebody may be at work"
     (out / "items.jsonl").unlink()

@@ -216,7 +216,7 @@ def test_strings_of_figures_are_text() -> None:
         )
     )
     figure.update_layout(title={"text": "<u>\0"}, width=3000, template="plotly_dark")
-    content, title, height = plot_of(figure)
+    content, title, _, height = plot_of(figure)
     assert title == "<u>\0"  # which the page escapes itself
     assert "<" not in content
     assert "\\u0026lt;b\\u0026gt;\\u0026amp;amp;\\u0026lt;/b\\u0026gt;" in content
@@ -241,7 +241,7 @@ def test_labels_of_figures_leave_room_to_the_figure() -> None:
 def test_arrays_of_figures_are_left_alone() -> None:
     import numpy as np
 
-    content, _, _ = plot_of(go.Figure(go.Scatter(x=np.arange(5000.0), y=np.full(5000, np.nan))))
+    content, *_ = plot_of(go.Figure(go.Scatter(x=np.arange(5000.0), y=np.full(5000, np.nan))))
     (x, y) = re.findall(r'"bdata":"([^"]*)"', content)
     assert np.frombuffer(base64.b64decode(x), "f8").tolist() == list(range(5000))
     assert np.isnan(np.frombuffer(base64.b64decode(y), "f8")).all()

@@ -133,7 +133,12 @@ def _curves(audit: CollisionAudit, about: str) -> Figure:
     return Figure(named(spacing_figure(audit), about), words_, "Quantiles are of the distances of all pairs.")
 
 
-def _map(audit: CollisionAudit, about: str) -> Figure:
+def _map(audit: CollisionAudit, about: str) -> Figure | Paragraph:
+    """The map, or a sentence where it would be blank."""
+    spacings = [one.spacing for one in audit.layers]
+    if not any(one.within_noise or any(one.below.values()) or one.distinct < one.states for one in spacings):
+        least = ", ".join(spacings[0].below)
+        return Paragraph(f"None: at no layer are two states within noise, or nearer than any of {least}.")
     near = sum(one.spacing.within_noise for one in audit.layers)
     words_ = f"Pairs nearer than each threshold, by layer. Within noise: {near:,} over all layers, "
     words_ += f"{audit.unexplained:,} of them unexplained."

@@ -173,7 +173,12 @@ def _words(shapes: Mapping[str, Geometry], field: str) -> str:
     return " ".join(said)
 
 
-def _map(shape: Geometry, about: str, name: str = "") -> Figure:
+def _map(shape: Geometry, about: str, name: str = "") -> Figure | Paragraph:
+    """The map, or a sentence where it would be blank."""
+    if not any(_most(layers) for layers in shape.sets.values()):
+        return Paragraph(
+            f"{name + ': n' if name else 'N'}o two states are nearer than any eps, at any layer."
+        )
     figure = named(near_collision_figure(shape), f"{name}, {about}" if name else about)
     words = " ".join(
         f"{which}: at most {_most(layers):.3g} of all pairs." for which, layers in shape.sets.items()

@@ -32,7 +32,7 @@
       if (innerWidth === width) return;
       width = innerWidth;
       clearTimeout(waiting);
-      waiting = setTimeout(() => plots.forEach(fit), 300); // after plotly has followed
+      waiting = setTimeout(() => plots.forEach(fit), 300); // after the figures have followed
     });
     night.addEventListener("change", () => change({ template: theme() }));
     addEventListener("beforeprint", () => change({ template: themes.light, width: paperWidth }));
