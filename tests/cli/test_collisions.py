@@ -35,7 +35,7 @@ def test_collisions(document: Any, run: Typed, model: str, tmp_path: Path) -> No
     assert found["results"]["unexplained"] == 0
     names = ["items.jsonl", "layers.parquet", "record.jsonl", "run.json", "spacing.html"]
     assert sorted(path.name for path in out.iterdir()) == names
-    assert "All pairs of 3 prompts" in (out / "spacing.html").read_text(encoding="utf-8")
+    assert "all pairs of 3 prompts" in (out / "spacing.html").read_text(encoding="utf-8")
     assert json.loads((out / "run.json").read_text())["results"] == found["results"]
     before = lines_of(out)
     assert document(*given, "--out", out) == (code, found)

@@ -87,8 +87,8 @@ def test_what_is_finished_of_a_run_is_a_page(run: Typed, model: str, tmp_path: P
         (lambda path: (path.mkdir(), (path / "run.json").write_text("{")), "cannot be read"),
         (lambda path: (path.mkdir(), (path / "run.json").write_text('{"schema": "preimage/1"}')), "schema"),
         (lambda path: path.write_text("[1]"), "not a json object"),
-        (lambda path: path.write_text('{"schema": "preimage/8", "kind": "theory"}'), "not a saved theory"),
-        (lambda path: path.write_text('{"schema": "preimage/8", "kind": "x"}'), "holds no result"),
+        (lambda path: path.write_text('{"schema": "preimage/9", "kind": "theory"}'), "not a saved theory"),
+        (lambda path: path.write_text('{"schema": "preimage/9", "kind": "x"}'), "holds no result"),
         (lambda path: path.write_text('{"schema": "preimage/7", "kind": "geometry"}'), "has the schema"),
     ],
 )  # fmt: skip

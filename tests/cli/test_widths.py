@@ -28,7 +28,7 @@ from support.folders import make_folder
 
 WIDTHS = (60, 80, 120)
 STYLE = re.compile(r"\x1b\[[\d;]*m")  # bold is no colour: NO_COLOR leaves it
-NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?%?")
+NUMBER = re.compile(r"(?<!\w)[-+]?\d[\d.,]*(?:e[-+]?\d+)?%?(?!\w)")  # digits within a hash are none
 Row = Sequence[str]
 
 

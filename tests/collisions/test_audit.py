@@ -113,7 +113,7 @@ def test_text_is_shown_and_options_are_one_object() -> None:
     assert preimage.find_collisions(model, texts, 2, hard_bases=0).layers[0].hard == ()
     without = preimage.find_collisions(model, texts, 2, bos=False, hard_bases=0)
     assert without.layers[0].spacing.closest[0].first_ids[0] != BOS
-    assert "<td>2</td>" in audit._repr_html_()
+    assert ">2</td>" in audit._repr_html_()
 
 
 # --- numbers that are none (N7) ---------------------------------------------------------------

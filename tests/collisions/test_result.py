@@ -68,8 +68,8 @@ def test_the_figure_has_a_curve_for_every_quantity() -> None:
     figure = spacing_figure(audit)
     curves = {curve.name: list(curve.y) for curve in figure.data}
     assert list(curves) == [
-        "maximum", "quantile 0.5", "quantile 0.01", "closest pair that must differ",
-        "closest hard pair that must differ", "noise radius",
+        "maximum", "quantile 0.5", "quantile 0.01", "closest pair that must differ", "noise radius",
+        "closest hard pair that must differ",
     ]  # fmt: skip
     assert all(list(curve.x) == ["0", "1", "2", "3", "final"] for curve in figure.data)
     spacings = [found.spacing for found in audit.layers]

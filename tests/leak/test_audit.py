@@ -57,7 +57,7 @@ def test_results_are_saved_and_read_again(audit: LeakAudit, tmp_path: Path) -> N
     audit.save(tmp_path / "leak.json")
     again = LeakAudit.load(tmp_path / "leak.json")
     assert again.to_dict() == audit.to_dict()
-    assert "<td>100%" in audit._repr_html_()
+    assert ">100 %</td>" in audit._repr_html_()
 
 
 def test_a_run_is_continued_and_finished_cells_are_not_done_again(tmp_path: Path) -> None:

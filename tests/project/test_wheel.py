@@ -31,7 +31,10 @@ ROOT = Path(__file__).parents[2]
 NOT_OURS = (
     ".*cache", ".git", ".venv", ".hypothesis", "__pycache__", "build", "dist", "runs", "shared", "*.egg-info",
 )  # fmt: skip
-OF_EXTRAS = {"accelerate", "choreographer", "datasets", "fsspec", "ray", "universal_pathlib", "xxhash"}
+# and pandas, which whoever asks for a DataFrame has
+OF_EXTRAS = {
+    "accelerate", "choreographer", "datasets", "fsspec", "pandas", "ray", "universal_pathlib", "xxhash",
+}  # fmt: skip
 
 
 def files_of(folder: Path) -> set[str]:

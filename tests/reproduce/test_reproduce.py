@@ -261,7 +261,7 @@ def test_the_command_refuses(capsys: pytest.CaptureFixture[str], argv: list[str]
     assert err.count("\n") == 1
 
 
-def test_the_function_stays_callable_by_the_name_of_its_room() -> None:
+def test_the_function_stays_callable_by_the_name_of_its_room(tiny_model: LanguageModel) -> None:
     assert preimage.reproduce.Sizes is Sizes  # the room
-    error = refused(OptionError, lambda: preimage.reproduce(None, "nothing"))  # its function, in its place
+    error = refused(OptionError, lambda: preimage.reproduce(tiny_model, "nothing"))  # its function there
     assert "'nothing'" in str(error)
