@@ -414,6 +414,8 @@ def test_a_training_that_breaks_down_says_so(prepared: TrainingText) -> None:
 def test_the_figure_holds_every_checkpoint(runs: dict[str, tuple[Trajectory, Path]]) -> None:
     figure = trajectory_figure({family: run for family, (run, _) in runs.items()})
     assert len(figure.data) == 8
+    ticks = figure.layout.xaxis.ticktext
+    assert (ticks[0], ticks[-1]) == ("0", str(STEPS[-1]))  # whatever lies between, both ends have a tick
     for number, family in enumerate(FAMILIES):
         run = runs[family][0]
         curves = figure.data[4 * number : 4 * number + 4]

@@ -54,6 +54,8 @@ def trajectory_figure(shapes: Mapping[str, Trajectory], *, stacked: bool = False
 
 
 def _ticks(steps: list[int]) -> dict[str, Any]:
-    """Powers of ten, and where step 0 is."""
-    powers = [10**power for power in range(len(str(max(steps, default=1)))) if 10**power <= max(steps)]
-    return {"tickvals": [BEGINNING, *powers], "ticktext": ["0", *map(str, powers)]}
+    """Powers of ten, the last step where it is not beside one, and where step 0 is."""
+    last = max(steps, default=1)
+    shown = [10**power for power in range(len(str(last))) if 10**power <= last]
+    shown += [last] if shown and last > 2 * shown[-1] else []
+    return {"tickvals": [BEGINNING, *shown], "ticktext": ["0", *map(str, shown)]}
