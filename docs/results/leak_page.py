@@ -1,11 +1,14 @@
 """The tables and the figure of leak.md, from the raw json beside it.
 
-python docs/results/leak_page.py          # tables on stdout, defences.svg into docs/results/figures
+python docs/results/leak_page.py                       # tables on stdout, defences.svg into figures
+python docs/results/leak_page.py RUN leak-cpu.json     # first makes that raw json of a run folder
 """
 
 import json
 import re
 import statistics
+import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,16 @@ COLOURS = ("#009E73", "#0072B2", "#D55E00")
 def read(name: str) -> dict[str, Any]:
     """One raw document."""
     return json.loads((HERE / "raw" / name).read_text())
+
+
+def keep(run: Path, name: str) -> None:
+    """The results of a run folder and where they come from, as raw json; its command is in leak.md."""
+    plan = json.loads((run / "run.json").read_text())
+    made = json.loads((run / "record.jsonl").read_text().splitlines()[0])
+    began = datetime.fromisoformat(made["date"]).timestamp()
+    made["seconds"] = round((run / "run.json").stat().st_mtime - began)
+    document = {"record": made, "audit": plan["results"]}
+    (HERE / "raw" / name).write_text(json.dumps(document))
 
 
 def shown(cell: LeakCell | None) -> str:
@@ -139,4 +152,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        keep(Path(sys.argv[1]), sys.argv[2])
     main()
