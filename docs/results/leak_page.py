@@ -40,12 +40,12 @@ def keep(run: Path, name: str) -> None:
 
 
 def shown(cell: LeakCell | None) -> str:
-    """Prompts read whole, and the share of tokens where not all were."""
+    """Prompts read whole, the share of tokens where not all were, and what was read of others in haste."""
     if cell is None or not cell.tried:
         return ""
-    whole = sum(one.exact for one in cell.prompts)
-    text = f"{whole} of {cell.tried}" + ("" if whole == cell.tried else f" ({100 * cell.tokens:.1f} %)")
-    return text + (f", {cell.hurried} in haste" if cell.hurried else "")
+    whole, sample = sum(one.exact for one in cell.sample), len(cell.sample)
+    text = f"{whole} of {sample}" + ("" if whole == sample else f" ({100 * cell.tokens:.1f} %)")
+    return text + (f"; {cell.hurried} in haste: {100 * cell.in_haste:.0f} %" if cell.hurried else "")
 
 
 def standard(audit: LeakAudit) -> None:

@@ -165,6 +165,30 @@ def test_every_prompt_is_looked_at_however_little_time_there_is() -> None:
     assert cell.tokens >= noisy.tokens
 
 
+def test_shares_are_of_prompts_that_were_read_to_the_end() -> None:
+    slow = PromptRead("not_recovered", 10, 4, False, 0, 0, 0.5, 0.1, 30, hurried=True, glanced=True)
+    easy = PromptRead("recovered", 10, 10, True, 10, 10, 1.0, 0.1, 30, glanced=True)
+    given = [PromptRead("recovered", 10, 10, True, 10, 10, 1.0, 1.0, 90),
+             PromptRead("likely", 10, 9, False, 8, 8, 0.9, 1.0, 90)]  # fmt: skip
+    one = replace(cell("noise:20", 10), prompts=(*given, easy, slow))
+    assert (len(one.sample), one.exact, one.tokens, one.in_haste) == (2, 0.5, 0.95, 0.4)
+    assert (one.hurried, one.every, one.tried) == (1, False, 4)
+    whole = replace(one, prompts=(given[0], easy))
+    assert (len(whole.sample), whole.exact, whole.every) == (2, 1.0, True), "nothing was cut short: all count"
+    none = replace(one, prompts=(easy, slow))
+    assert (len(none.sample), none.exact, none.tokens) == (2, 0.5, 0.7), "all there is"
+
+
+def test_what_takes_long_is_read_to_the_end_in_part_and_looked_at_for_the_rest() -> None:
+    some = [[*range(first, first + 9)] for first in range(1, 31)]
+    audit = measure_leak(tiny("llama"), some, [2], exposures=("noise:20",), minutes=1e-3)
+    (found,) = audit.cells
+    glanced = [one.glanced for one in found.prompts]
+    assert found.tried == len(glanced) == 30
+    assert all(glanced[-15:]), "60 ms are too little for all of them"
+    assert len(found.sample) == (30 if all(glanced) else glanced.count(False))
+
+
 def test_a_defence_that_was_cut_short_is_not_said_to_fail(audit: LeakAudit) -> None:
     short = replace(audit, cells=(cell("noise:5", 9), cell("noise:500", 1, untried=2)))
     said = " ".join(judge(short).findings)

@@ -238,10 +238,11 @@ def _cell(cell: LeakCell | None) -> str:
         return ""
     if not cell.tried:
         return "not tried"
+    some = len(cell.sample) if cell.untried or len(cell.sample) < cell.tried else 0
     return (
         f"{cell.tokens:.1%} ({cell.exact:.0%})"
-        + (f" of {cell.tried}" if cell.untried else "")
-        + (f", {cell.hurried} in haste" if cell.hurried else "")
+        + (f" of {some}" if some else "")
+        + (f"; {cell.hurried} in haste: {cell.in_haste:.0%}" if cell.hurried else "")
     )
 
 

@@ -29,6 +29,8 @@ from preimage.storage import Place, Run
 
 _LOT = {"cpu": 1, "cuda": 25}  # prompts begun together: after each lot the clock is looked at
 _GLANCE = 0.05  # seconds a prompt may take in any case: what is proposed is read then
+_GLANCES = 1 / 3  # of a cell's time are kept, where its prompts take long, for a look at every one of them
+_A_LOT = 1 / 2  # of a cell's time at most go to prompts begun together, that one that is hard leaves some
 _ONE_SECRET = 10.0  # the same where all prompts share a secret, which is found out once for all
 _SAMPLES = 20
 _PAYS = 128  # prompts times cells from which a pass over the whole vocabulary saves more than it costs
@@ -228,24 +230,23 @@ class _Audit:
         told: Observation,
         began: float,
     ) -> None:
-        """Read prompts, each in an equal part of the time that is left; then once more what that cut short.
+        """Read prompts to the end while time is left to look at all the others, and then look at those.
 
-        So every prompt is at least looked at, and what quick ones leave goes to the slow ones.
+        So every prompt is at least looked at, and shares are of prompts that an attacker took the time for.
         """
         secret = exposure.seen.permuted or exposure.seen.rotated  # of all: looked for in all at once
         size = len(seen) if secret else by_device(_LOT, self._model.device)
-        order = list(seen)
-        for again in (False, True):
-            for at in range(0, len(order), size):
-                lot, left = order[at : at + size], self._share - (time.perf_counter() - began)
-                if again and left <= 0:
-                    return
-                part = left if again else left / (len(order) - at)
-                part = max(part, _ONE_SECRET if secret else _GLANCE)
-                found |= self._read(lot, seen, layer, exposure, told, part)
-            if secret or exposure.one_vector:  # which has limits of its own
-                return
-            order = [index for index in order if found[index].hurried]
+        order, glanced = list(seen), False
+        glance = self._share * _GLANCES / len(order)
+        for at in range(0, len(order), size):
+            lot, left = order[at : at + size], self._share - (time.perf_counter() - began)
+            kept, most = glance * (len(order) - at - len(lot)), max(_A_LOT, len(lot) / len(order))
+            given = min(left - kept, self._share * most) / len(lot)
+            if not (secret or exposure.one_vector):  # which have limits of their own
+                glanced = glanced or given < 2 * glance
+            part = left / (len(order) - at) if glanced else given
+            part = max(part, _ONE_SECRET if secret else _GLANCE)
+            found |= self._read(lot, seen, layer, exposure, told, part, glanced=glanced)
 
     def _read(
         self,
@@ -255,6 +256,8 @@ class _Audit:
         exposure: Exposure,
         told: Observation,
         part: float,
+        *,
+        glanced: bool,
     ) -> dict[int, PromptRead]:
         """Some prompts, each in so many seconds; those of one pass share what they have together."""
         shared = 1 if self._model.device.type == "cpu" else len(lot)
@@ -267,7 +270,10 @@ class _Audit:
         results = invert(self._model, rows, layer, observe=told, timeout=seconds, progress=watch)
         self._setup += results[0].setup_seconds
         limit = None if exposure.one_vector else part
-        return {index: read_of(one, self._ids[index], limit) for index, one in zip(lot, results, strict=True)}
+        return {
+            index: read_of(one, self._ids[index], limit, glanced=glanced)
+            for index, one in zip(lot, results, strict=True)
+        }
 
     def _utility(
         self, exposure: Exposure, layer: Layer, plain: list[Tensor], seen: list[Tensor], told: Observation
@@ -292,8 +298,11 @@ class _Audit:
         return {"share": guessed(self._model, self._ids, self.rows("residual", "final"))}
 
 
-def read_of(found: Inversion, truth: Sequence[int], limit: float | None = None) -> PromptRead:
-    """What an inversion gave away, beside the truth. ``limit``: the seconds that it had."""
+def read_of(
+    found: Inversion, truth: Sequence[int], limit: float | None = None, *, glanced: bool = False
+) -> PromptRead:
+    """What an inversion gave away, beside the truth. ``limit``: seconds it had; few where ``glanced``."""
+    hurried = limit is not None and found.seconds >= limit and found.status == "not_recovered"
     read = found.reading.token_ids
     same = [a == b for a, b in zip(read, truth, strict=False)]
     same += [False] * (max(len(read), len(truth)) - len(same))
@@ -309,5 +318,6 @@ def read_of(found: Inversion, truth: Sequence[int], limit: float | None = None) 
         confidence=sum(confidence) / len(confidence) if confidence else 0.0,
         seconds=found.seconds,
         forward_tokens=found.forward_tokens,
-        hurried=limit is not None and found.seconds >= limit and found.status == "not_recovered",
+        hurried=hurried,
+        glanced=glanced or hurried,
     )

@@ -28,12 +28,12 @@ class LeakOptions:
 
     ``exposures``: specs such as ``float32`` or ``noise:20`` (:class:`Exposure`). ``searched``: prompts for
     which one vector is searched, which takes the longest and succeeds the least, ``search_seconds`` each.
-    ``minutes``: what all cells may take. Each has an equal share of what is left when it begins, and each of
-    its prompts an equal part of that, if only for a look at what is proposed (searches have their own
-    limits); what was cut short is read on while time is left. Those with the most noise, which take the
-    longest, come last. ``utility``: also what the model loses that goes on with the changed states.
-    ``margins``: positions of each layer at which every token of the vocabulary is tried, for D. ``seed``: of
-    noise and secrets.
+    ``minutes``: what all cells may take. Each has an equal share of what is left when it begins. Its prompts
+    are read to the end one after another; where that takes too long for all of them, a third of the share is
+    kept for a look at what is proposed for the others (searches have their own limits). Cells with the most
+    noise, which take the longest, come last. ``utility``: also what the model loses that goes on with the
+    changed states. ``margins``: positions of each layer at which every token of the vocabulary is tried, for
+    D. ``seed``: of noise and secrets.
 
     >>> LeakOptions(exposures=("float32", "noise:20")).to_dict()["exposures"]
     ['float32', 'noise:20']

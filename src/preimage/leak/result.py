@@ -23,6 +23,7 @@ class PromptRead:
     ``right``: tokens of the reading that are the prompt's, in place. ``sure``: tokens the reading is at least
     ``SURE`` of, ``sure_right`` those of them that are right. ``confidence``: the mean over positions.
     ``hurried``: its time was over before it was read to the end, and some of it is only what is proposed.
+    ``glanced``: it was given less time than reading it to the end may take, or that was not enough.
     """
 
     status: Status
@@ -35,6 +36,7 @@ class PromptRead:
     seconds: float
     forward_tokens: int
     hurried: bool = False
+    glanced: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,11 @@ class Utility:
 
 @dataclass(frozen=True)
 class LeakCell(Saved):
-    """One exposure at one layer. ``untried``: prompts left out (``why``: time, or all alike refused)."""
+    """One exposure at one layer. ``untried``: prompts left out (``why``: time, or all alike refused).
+
+    Shares are of the prompts that were read to the end (``sample``): what could be read of the others in
+    haste says less than an attacker with more time could.
+    """
 
     _kind = "leak cell"
 
@@ -79,19 +85,40 @@ class LeakCell(Saved):
         return sum(one.hurried for one in self.prompts)
 
     @property
+    def sample(self) -> tuple[PromptRead, ...]:
+        """The prompts that shares are of: all, or where some were hurried those that were given their time.
+
+        Of the others those that a glance was enough for are left out too: they are the easy ones.
+        """
+        given = tuple(one for one in self.prompts if not one.glanced) if self.hurried else ()
+        return given or self.prompts
+
+    @property
+    def every(self) -> bool:
+        """Whether every prompt was read whole, in haste or not."""
+        return bool(self.prompts) and not self.untried and all(one.exact for one in self.prompts)
+
+    @property
+    def in_haste(self) -> float:
+        """The share of tokens read of prompts that were hurried."""
+        some = [one for one in self.prompts if one.hurried]
+        return _share(sum(one.right for one in some), sum(one.tokens for one in some))
+
+    @property
     def exact(self) -> float:
         """The share of prompts read whole, verified or not."""
-        return _share(sum(one.exact for one in self.prompts), self.tried)
+        return _share(sum(one.exact for one in self.sample), len(self.sample))
 
     @property
     def verified(self) -> float:
         """The share of prompts read whole and verified against the states."""
-        return _share(sum(one.exact and one.status in VERIFIED for one in self.prompts), self.tried)
+        whole = sum(one.exact and one.status in VERIFIED for one in self.sample)
+        return _share(whole, len(self.sample))
 
     @property
     def tokens(self) -> float:
         """The share of tokens read."""
-        return _share(sum(one.right for one in self.prompts), sum(one.tokens for one in self.prompts))
+        return _share(sum(one.right for one in self.sample), sum(one.tokens for one in self.sample))
 
     @property
     def wrong(self) -> int:
@@ -106,14 +133,12 @@ class LeakCell(Saved):
     @property
     def seconds_a_prompt(self) -> float:
         """The mean over prompts, set-up left out."""
-        return _share(sum(one.seconds for one in self.prompts), self.tried)
+        return _share(sum(one.seconds for one in self.sample), len(self.sample))
 
     @property
     def passes(self) -> float:
         """Forward passes over a prompt that reading it took, on average."""
-        return _share(
-            sum(one.forward_tokens for one in self.prompts), sum(one.tokens for one in self.prompts)
-        )
+        return _share(sum(one.forward_tokens for one in self.sample), sum(one.tokens for one in self.sample))
 
     def row(self) -> dict[str, Any]:
         """One row of the table."""
@@ -124,8 +149,8 @@ class LeakCell(Saved):
         utility = {} if self.utility is None else asdict(self.utility)
         return {
             "exposure": self.exposure, "layer": str(self.layer), "tried": self.tried, "untried": self.untried,
-            "hurried": self.hurried, "exact": self.exact, "verified": self.verified, "tokens": self.tokens,
-            "wrong": self.wrong,
+            "sampled": len(self.sample), "hurried": self.hurried, "in_haste": self.in_haste,
+            "exact": self.exact, "verified": self.verified, "tokens": self.tokens, "wrong": self.wrong,
             **counts, "sure_right": self.sure_right,
             "confidence": _share(sum(one.confidence for one in self.prompts), self.tried),
             "seconds_a_prompt": self.seconds_a_prompt, "passes": self.passes,

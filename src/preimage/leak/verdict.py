@@ -46,7 +46,7 @@ def break_even(curve: Iterable[LeakCell]) -> LeakCell | None:
 
 
 def _headline(audit: LeakAudit) -> tuple[str, str]:
-    whole = [cell for cell in audit.cells if cell.tried and cell.exact == 1 and not cell.untried]
+    whole = [cell for cell in audit.cells if cell.every]
     most = max((cell for cell in audit.cells if cell.tried), key=lambda cell: cell.tokens, default=None)
     if most is None:
         return "warn", "Nothing was read, because nothing was tried."
@@ -62,7 +62,7 @@ def _headline(audit: LeakAudit) -> tuple[str, str]:
     if most.tokens >= READ:
         return "bad", (
             f"Most of it can be read by anyone who has the model: {most.tokens:.1%} of all tokens "
-            f"and {most.exact:.0%} of the prompts whole, from {most.about} at layer {most.layer}."
+            f"and {most.exact:.0%} of the prompts whole, from {most.about} at layer {most.layer}{_of(most)}."
         )
     if most.tokens > SAFE:
         return "warn", (
@@ -75,6 +75,11 @@ def _headline(audit: LeakAudit) -> tuple[str, str]:
     )
 
 
+def _of(cell: LeakCell) -> str:
+    """Which prompts a share is of, where it is not of all."""
+    return f", of the {len(cell.sample)} prompts that were read to the end" if cell.hurried else ""
+
+
 def _findings(audit: LeakAudit) -> Iterable[str]:
     for exposure in audit.exposures:
         cells = [cell for cell in audit.cells if cell.exposure == exposure and cell.tried]
@@ -84,7 +89,8 @@ def _findings(audit: LeakAudit) -> Iterable[str]:
         about = cells[0].about
         about = about[0].upper() + about[1:]
         if best.exact == 1:
-            yield f"{about}: every prompt that was tried, at every layer."
+            few = any(cell.hurried for cell in cells)
+            yield f"{about}: every prompt that was {'read to the end' if few else 'tried'}, at every layer."
         elif worst.tokens == best.tokens:
             yield f"{about}: {worst.tokens:.1%} of tokens at every layer."
         else:
@@ -111,7 +117,7 @@ def _curve_in_words(family: str, layer: Layer, curve: tuple[LeakCell, ...]) -> s
     if at is None:
         last = ordered[-1]
         cost = f", where {last.utility.top1_changed:.0%} of next tokens change" if last.utility else ""
-        some = f", of the {last.tried} prompts tried" if last.untried else ""
+        some = f", of the {last.tried} prompts tried" if last.untried else _of(last)
         claim = "no setting tried keeps half of the tokens unread"
         if last.tokens < READ:
             claim = "too few prompts were read to the end to say from where half of the tokens are unread"
@@ -178,7 +184,8 @@ def _not_tried(audit: LeakAudit) -> Iterable[str]:
         if cell.hurried:
             yield (
                 f"{cell.exposure} at layer {cell.layer}: {cell.hurried} of {audit.prompts} prompts were not "
-                f"read to the end in the {cell.seconds:.0f} s the cell took; more time may read more."
+                f"read to the end in the {cell.seconds:.0f} s the cell took; in haste {cell.in_haste:.1%} of "
+                "their tokens were read."
             )
     given = {Exposure.parse(exposure).family for exposure in audit.exposures}
     left = [name for name in FAMILIES if name not in given]

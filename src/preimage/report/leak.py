@@ -195,8 +195,11 @@ def _cell(cell: LeakCell | None) -> Cell:
         return Cell("not tried")
     tone: Tone = "bad" if cell.tokens >= READ else "warn" if cell.tokens > SAFE else "good"
     tried = f", {cell.tried} tried" if cell.untried else ""
-    hurried = f", {cell.hurried} in haste" if cell.hurried else ""
-    return Cell(f"{cell.tokens:.1%}", tone, f"{cell.exact:.0%} whole{tried}{hurried}")
+    if cell.hurried and len(cell.sample) < cell.tried:
+        tried = f" of {len(cell.sample)}; {cell.hurried} in haste: {cell.in_haste:.0%}"
+    elif cell.hurried:
+        tried = f", {cell.hurried} in haste"
+    return Cell(f"{cell.tokens:.1%}", tone, f"{cell.exact:.0%} whole{tried}")
 
 
 def _cost(cell: LeakCell) -> list[str]:
@@ -244,9 +247,10 @@ def _method(audit: LeakAudit) -> list[Part]:
             "recovered prompt gives the very states."
         ),
         Paragraph(
-            f"Time: {options['minutes']:g} minutes for all cells, each prompt of a cell an equal part of its "
-            "share. A prompt that this cut short (in haste) counts with what was read by then, and what was "
-            "only proposed for the rest: more time may read more. One vector was searched for "
+            f"Time: {options['minutes']:g} minutes for all cells. Where that was too little to read every "
+            "prompt of a cell to the end, shares are of the first ones, which were; the others (in haste) "
+            "were read as far as a short look goes, and what that gave stands beside it: more time would "
+            "read more. One vector was searched for "
             f"{options['search_seconds']:g} s a prompt, {options['searched']} prompts a cell. Seed of noise "
             f"and secrets: {options['seed']}."
         ),
