@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,20 @@ def test_what_was_not_tried_is_said() -> None:
     assert "last at layer 15: 90 of 100 prompts (10 prompts were searched for)" in html
     assert "10 tried" in html
     assert "the layer has none" in html
+
+
+def test_what_was_read_in_haste_is_said_and_is_no_evidence_of_safety() -> None:
+    slow = PromptRead("not_recovered", 100, 1, False, 0, 0, 0.5, 0.1, 30, hurried=True, glanced=True)
+    whole = replace(slow, status="recovered", right=100, exact=True, hurried=False, glanced=False)
+    some = (
+        replace(cell("noise:5", 1, 4), prompts=(whole, slow, slow, slow)),
+        replace(cell("noise:20", 1, 4), prompts=(slow,) * 4),
+    )
+    html = render(leak_page(replace(audit(4), cells=some, margins={}), RECORD))
+    assert "100% whole of 1; 3 in haste: 1%" in html
+    assert "0% whole, 4 in haste" in html
+    assert 'aria-label="good"' not in html
+    assert "noise:20 at layer 1: 4 of 4 prompts were not read to the end" in html
 
 
 @needs_browser

@@ -193,7 +193,8 @@ def _cell(cell: LeakCell | None) -> Cell:
         return Cell("–", note="the layer has none")
     if not cell.tried:
         return Cell("not tried")
-    tone: Tone = "bad" if cell.tokens >= READ else "warn" if cell.tokens > SAFE else "good"
+    short = any(one.hurried for one in cell.sample)  # which is no evidence of safety
+    tone: Tone = "bad" if cell.tokens >= READ else "warn" if cell.tokens > SAFE or short else "good"
     tried = f", {cell.tried} tried" if cell.untried else ""
     if cell.hurried and len(cell.sample) < cell.tried:
         tried = f" of {len(cell.sample)}; {cell.hurried} in haste: {cell.in_haste:.0%}"
