@@ -226,12 +226,16 @@ def test_runs_are_listed_with_what_they_were_and_their_pages(served: Served, tmp
             "model": {"name": "smollm2", "dtype": "float32"},
             "results": [{"status": "recovered", "seconds": 1.5}, {"status": "likely"}]}  # fmt: skip
     write_json(runs / "a" / "run.json", plan)
+    write_json(runs / "few" / "run.json", {"command": "geometry", "layers": [1, 15, "final"]})
+    write_json(runs / "many" / "run.json", {"command": "geometry", "layers": [*range(31), "final"]})
     write_text(runs / "b" / "leak.html", "<p>leak</p>")
     write_text(runs / "c" / "run.json", "{")
     write_text(runs / "d" / "notes.txt", "no run")
     write_text(runs / "file.html", "no folder")
     listed = {run["name"]: run for run in served.ask("GET", "/api/runs").document["runs"]}
-    assert set(listed) == {"a", "b", "c"}
+    assert set(listed) == {"a", "b", "c", "few", "many"}
+    assert listed["few"]["facts"]["layers"] == "1, 15, final"
+    assert listed["many"]["facts"]["layers"] == "0 … final (32)"
     facts = listed["a"]["facts"]
     assert (facts["command"], facts["model"], facts["statuses"]) == (
         "invert",

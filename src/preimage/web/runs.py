@@ -23,7 +23,7 @@ _RUN = "run.json"
 _MOST = 500  # folders
 _MOST_BYTES = 32 << 20  # of a run.json that is read; results of many prompts may be more, and are not
 _MOST_PAGE = 64 << 20
-_LETTERS = 200
+_LETTERS, _LAYERS = 200, 6  # of a word, and layers named one by one
 
 
 def list_runs(root: Path) -> list[dict[str, Any]]:
@@ -80,10 +80,13 @@ def _facts(path: Path) -> dict[str, Any]:
         run = read_json(path)
     except PreimageError:
         return {"state": "damaged"}
-    model = run.get("model")
+    model, layers = run.get("model"), run.get("layers")
     facts: dict[str, Any] = {
         name: run[name] for name in ("command", "state", "layer", "layers") if name in run
     }
+    if isinstance(layers, list) and layers:
+        some = ", ".join(map(str, layers[:_LAYERS]))
+        facts["layers"] = some if len(layers) <= _LAYERS else f"{layers[0]} … {layers[-1]} ({len(layers)})"
     if isinstance(model, Mapping):
         facts |= {
             f"model {name}" if name != "name" else "model": model.get(name) for name in ("name", "dtype")

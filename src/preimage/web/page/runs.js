@@ -35,7 +35,7 @@ export async function showRuns(out) {
       el("a", { href: `/runs/${encodeURIComponent(run.name)}/${page}`, target: "_blank", rel: "noopener noreferrer", text: page }));
     const facts = run.facts;
     return [run.shown, facts.command, facts.state, facts.model, facts["model dtype"], facts.layer ?? facts.layers, facts.statuses ?? facts.results,
-      run.changed, el("span", { class: "runs-links" }, ...links), box];
+      el("span", { class: "whole", text: run.changed }), el("span", { class: "runs-links" }, ...links), box];
   });
   const columns = ["run", "command", "state", "model", "type", "layers", "results", "changed (UTC)", "pages", "compare"];
   out.append(table("Runs, the latest first. Pages open in a tab of their own and can ask for nothing.", columns, rows), beside);
