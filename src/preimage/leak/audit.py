@@ -29,8 +29,8 @@ from preimage.storage import Place, Run
 
 _LOT = {"cpu": 1, "cuda": 25}  # prompts begun together: after each lot the clock is looked at
 _GLANCE = 0.05  # seconds a prompt may take in any case: what is proposed is read then
-_GLANCES = 1 / 3  # of a cell's time are kept, where its prompts take long, for a look at every one of them
-_A_LOT = 1 / 2  # of a cell's time at most go to prompts begun together, that one that is hard leaves some
+_GLANCES = 1 / 3  # of a cell's time is for looks at prompts that there is no time to read to the end
+_FEW = 10  # prompts are looked at in any case
 _ONE_SECRET = 10.0  # the same where all prompts share a secret, which is found out once for all
 _SAMPLES = 20
 _PAYS = 128  # prompts times cells from which a pass over the whole vocabulary saves more than it costs
@@ -187,7 +187,7 @@ class _Audit:
         few = exposure.one_vector and len(plain) > self._options.searched
         some = range(self._options.searched if few else len(plain))
         found: dict[int, PromptRead] = {}
-        why = f"{len(some)} prompts were searched for" if few else ""
+        why = f"{len(some)} prompts were searched for" if few else "there was no time for them"
         utility, self._setup = None, 0.0
         for prompts in self._groups(exposure, some):
             seen, told = exposure.of([plain[index] for index in prompts], self._options.seed)
@@ -230,21 +230,21 @@ class _Audit:
         told: Observation,
         began: float,
     ) -> None:
-        """Read prompts to the end while time is left to look at all the others, and then look at those.
+        """Read prompts to the end in two thirds of the time, and look at others in the last.
 
-        So every prompt is at least looked at, and shares are of prompts that an attacker took the time for.
+        So shares are of prompts that an attacker took the time for. Where little of it is left a few prompts
+        are looked at all the same.
         """
         secret = exposure.seen.permuted or exposure.seen.rotated  # of all: looked for in all at once
+        limited = secret or exposure.one_vector  # which have limits of their own
         size = len(seen) if secret else by_device(_LOT, self._model.device)
         order, glanced = list(seen), False
-        glance = self._share * _GLANCES / len(order)
         for at in range(0, len(order), size):
             lot, left = order[at : at + size], self._share - (time.perf_counter() - began)
-            kept, most = glance * (len(order) - at - len(lot)), max(_A_LOT, len(lot) / len(order))
-            given = min(left - kept, self._share * most) / len(lot)
-            if not (secret or exposure.one_vector):  # which have limits of their own
-                glanced = glanced or given < 2 * glance
-            part = left / (len(order) - at) if glanced else given
+            glanced = not limited and (glanced or left <= self._share * _GLANCES)
+            if glanced and left <= 0 and at >= _FEW:
+                return
+            part = left / (len(order) - at) if glanced else (left - self._share * _GLANCES) / len(lot)
             part = max(part, _ONE_SECRET if secret else _GLANCE)
             found |= self._read(lot, seen, layer, exposure, told, part, glanced=glanced)
 

@@ -29,8 +29,8 @@ class LeakOptions:
     ``exposures``: specs such as ``float32`` or ``noise:20`` (:class:`Exposure`). ``searched``: prompts for
     which one vector is searched, which takes the longest and succeeds the least, ``search_seconds`` each.
     ``minutes``: what all cells may take. Each has an equal share of what is left when it begins. Its prompts
-    are read to the end one after another; where that takes too long for all of them, a third of the share is
-    kept for a look at what is proposed for the others (searches have their own limits). Cells with the most
+    are read to the end one after another; where that takes too long for all of them, a third of the share
+    is kept for looks at what is proposed for others (searches have their own limits). Cells with the most
     noise, which take the longest, come last. ``utility``: also what the model loses that goes on with the
     changed states. ``margins``: positions of each layer at which every token of the vocabulary is tried, for
     D. ``seed``: of noise and secrets.

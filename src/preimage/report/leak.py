@@ -249,9 +249,9 @@ def _method(audit: LeakAudit) -> list[Part]:
         ),
         Paragraph(
             f"Time: {options['minutes']:g} minutes for all cells. Where that was too little to read every "
-            "prompt of a cell to the end, shares are of the first ones, which were; the others (in haste) "
-            "were read as far as a short look goes, and what that gave stands beside it: more time would "
-            "read more. One vector was searched for "
+            "prompt of a cell to the end, shares are of the first ones, which were; others (in haste) were "
+            "read as far as a short look goes, and what that gave stands beside it: more time would read "
+            "more. One vector was searched for "
             f"{options['search_seconds']:g} s a prompt, {options['searched']} prompts a cell. Seed of noise "
             f"and secrets: {options['seed']}."
         ),
