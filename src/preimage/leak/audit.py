@@ -31,7 +31,7 @@ _LOT = {"cpu": 1, "cuda": 25}  # prompts begun together: after each lot the cloc
 _GLANCE = 0.05  # seconds a prompt may take in any case: what is proposed is read then
 _GLANCES = 1 / 3  # of a cell's time is for looks at prompts that there is no time to read to the end
 _FEW = 10  # prompts are looked at in any case
-_ONE_SECRET = 10.0  # the same where all prompts share a secret, which is found out once for all
+_ONE_SECRET = 10.0  # seconds in any case for a secret that all prompts share, which is found out once
 _SAMPLES = 20
 _PAYS = 128  # prompts times cells from which a pass over the whole vocabulary saves more than it costs
 
@@ -235,7 +235,7 @@ class _Audit:
         So shares are of prompts that an attacker took the time for. Where little of it is left a few prompts
         are looked at all the same.
         """
-        secret = exposure.seen.permuted or exposure.seen.rotated  # of all: looked for in all at once
+        secret = _is_secret(exposure)  # looked for in all at once
         limited = secret or exposure.one_vector  # which have limits of their own
         size = len(seen) if secret else by_device(_LOT, self._model.device)
         order, glanced = list(seen), False
@@ -244,8 +244,9 @@ class _Audit:
             glanced = not limited and (glanced or left <= self._share * _GLANCES)
             if glanced and left <= 0 and at >= _FEW:
                 return
-            part = left / (len(order) - at) if glanced else (left - self._share * _GLANCES) / len(lot)
-            part = max(part, _ONE_SECRET if secret else _GLANCE)
+            kept = 0.0 if limited else self._share * _GLANCES
+            part = left / (len(order) - at) if glanced else (left - kept) / len(lot)
+            part = max(part, _ONE_SECRET / len(lot) if secret else _GLANCE)
             found |= self._read(lot, seen, layer, exposure, told, part, glanced=glanced)
 
     def _read(
@@ -259,8 +260,8 @@ class _Audit:
         *,
         glanced: bool,
     ) -> dict[int, PromptRead]:
-        """Some prompts, each in so many seconds; those of one pass share what they have together."""
-        shared = 1 if self._model.device.type == "cpu" else len(lot)
+        """Some prompts, each in so many seconds; those of one pass or one secret share what they have."""
+        shared = len(lot) if _is_secret(exposure) or self._model.device.type != "cpu" else 1
         seconds = self._options.search_seconds if exposure.one_vector else part * shared
 
         def watch(done: int, total: int, note: str) -> None:
@@ -296,6 +297,11 @@ class _Audit:
         if not self._model.has_head:
             return {"share": None}
         return {"share": guessed(self._model, self._ids, self.rows("residual", "final"))}
+
+
+def _is_secret(exposure: Exposure) -> bool:
+    """Whether all prompts were changed in one way that nobody told."""
+    return exposure.seen.permuted or exposure.seen.rotated
 
 
 def read_of(
