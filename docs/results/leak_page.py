@@ -21,6 +21,7 @@ from preimage.leak.result import LeakCell, Utility
 from preimage.leak.verdict import break_even, curves
 
 HERE = Path(__file__).parent
+ORDERS = ("permuted", "rotated", "shuffled")
 COLOURS = ("#009E73", "#0072B2", "#D55E00")
 
 
@@ -75,6 +76,8 @@ def defences(audit: LeakAudit) -> None:
     head = ["", *(f"read, {layer}" for layer in layers), *(f"next token, {layer}" for layer in layers)]
     rows = []
     for name in audit.exposures:
+        if name in ORDERS:  # which have a table of their own, with more states
+            continue
         cells = [audit.at(name, layer) for layer in layers]
         rows.append([name, *map(shown, cells), *(price(cell.utility if cell else None) for cell in cells)])
     table([*head, *(f"perplexity, {layer}" for layer in layers)],
@@ -91,6 +94,16 @@ def defences(audit: LeakAudit) -> None:
     table(
         ["defence", "layer", "half unread from", "next tokens that change", "read there, or at most"], points
     )
+
+
+def orders(audit: LeakAudit) -> None:
+    """What a secret order or rotation hides: nothing is changed, so that the model loses nothing."""
+    rows = []
+    for name in audit.exposures:
+        cells = [cell for layer in audit.layers if (cell := audit.at(name, layer)) is not None]
+        seconds = f"{min(c.seconds for c in cells):.0f} to {max(c.seconds for c in cells):.0f}"
+        rows.append([name, *(shown(cell) or "not found out" for cell in cells), seconds])
+    table(["secret", *map(str, audit.layers), "seconds for all prompts"], rows)
 
 
 def price(utility: Utility | None) -> str:
@@ -147,6 +160,7 @@ def main() -> None:
     standard(LeakAudit.from_dict(read("leak-cpu.json")["audit"]))
     strengths = LeakAudit.from_dict(read("leak-defences-cpu.json")["audit"])
     defences(strengths)
+    orders(LeakAudit.from_dict(read("leak-orders-cpu.json")["audit"]))
     figure(strengths, read("noise-margins.json")["margins"])
     files(read("leak-files.json"))
 
