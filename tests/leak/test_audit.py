@@ -192,6 +192,17 @@ def test_what_takes_long_is_read_to_the_end_in_part_and_looked_at_for_the_rest()
     assert not found.every
 
 
+def test_the_verdict_says_of_which_prompts_a_share_is(audit: LeakAudit) -> None:
+    slow = PromptRead("not_recovered", 10, 6, False, 0, 0, 0.5, 0.1, 30, hurried=True, glanced=True)
+    whole = replace(slow, status="likely", right=9, hurried=False, glanced=False)
+    both = replace(cell("noise:50", 10), prompts=(whole, whole, slow))
+    assert judge(replace(audit, cells=(both,))).headline.endswith(
+        "of the 2 prompts that were read to the end."
+    )
+    short = replace(both, prompts=(slow, slow))
+    assert judge(replace(audit, cells=(short,))).headline.endswith("at layer 3, read in haste.")
+
+
 def test_a_defence_that_was_cut_short_is_not_said_to_fail(audit: LeakAudit) -> None:
     short = replace(audit, cells=(cell("noise:5", 9), cell("noise:500", 1, untried=2)))
     said = " ".join(judge(short).findings)

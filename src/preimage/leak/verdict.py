@@ -76,7 +76,9 @@ def _headline(audit: LeakAudit) -> tuple[str, str]:
 
 
 def _of(cell: LeakCell) -> str:
-    """Which prompts a share is of, where it is not of all."""
+    """Which prompts a share is of, where it is not of all read to the end."""
+    if any(one.hurried for one in cell.sample):
+        return ", read in haste"
     return f", of the {len(cell.sample)} prompts that were read to the end" if cell.hurried else ""
 
 
