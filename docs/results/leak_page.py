@@ -46,6 +46,8 @@ def shown(cell: LeakCell | None) -> str:
         return ""
     whole, sample = sum(one.exact for one in cell.sample), len(cell.sample)
     text = f"{whole} of {sample}" + ("" if whole == sample else f" ({100 * cell.tokens:.1f} %)")
+    if any(one.hurried for one in cell.sample):
+        return f"{text}, in haste"
     return text + (f"; {cell.hurried} in haste: {100 * cell.in_haste:.0f} %" if cell.hurried else "")
 
 

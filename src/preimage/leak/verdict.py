@@ -15,7 +15,11 @@ from preimage.leak.result import FilesAudit, LeakAudit, LeakCell
 READ, SAFE = 0.5, 0.1  # shares of tokens from which an exposure counts as read, and up to which as not read
 _STORED = ("float32", "bf16", "fp16", "fp8", "int8", "int4")
 _LISTED = 200  # files or prompts that are named one by one
-_ORDERS = ("permuted", "rotated", "shuffled")
+_SECRETS = {
+    "permuted": "A secret order of coordinates that stays the same",
+    "rotated": "A secret rotation that stays the same",
+    "shuffled": "The order of positions",
+}
 
 
 class Verdict(NamedTuple):
@@ -155,8 +159,9 @@ def _advice(audit: LeakAudit) -> Iterable[str]:
         yield "Fewer bits are no protection: they are read like full precision."
     if read & {"keys", "values", "kv"}:
         yield "A cache is as telling as the states: do not share its pages between users, and delete them."
-    if read & set(_ORDERS):
-        yield "A secret order or rotation that stays the same is found out from the states themselves."
+    for name, secret in _SECRETS.items():
+        if name in read:
+            yield f"{secret} is found out from the states themselves."
     noisy = [
         at for name in ("noise", "lowrank", "clipped") for layer in audit.layers
         if (at := break_even(audit.curve(name, layer)))
