@@ -125,9 +125,11 @@ def figure(audit: LeakAudit, away: dict[str, Any]) -> None:
         curve = audit.curve("noise", layer)
         strength = [float(cell.exposure.partition(":")[2]) for cell in curve]
         line = {"color": colour}
+        hasty = [any(one.hurried for one in cell.sample) for cell in curve]
         drawn.add_scatter(
-            x=strength, y=[cell.tokens for cell in curve], name=f"layer {layer}: read", line=line
-        )
+            x=strength, y=[cell.tokens for cell in curve], name=f"layer {layer}: read", line=line,
+            marker={"symbol": ["circle-open" if one else "circle" for one in hasty], "size": 10},
+        )  # fmt: skip
         changed = [cell.utility.top1_changed if cell.utility else None for cell in curve]
         drawn.add_scatter(
             x=strength, y=changed, name=f"layer {layer}: next token changed", line=line | {"dash": "dot"}
@@ -138,8 +140,8 @@ def figure(audit: LeakAudit, away: dict[str, Any]) -> None:
             name=f"layer {layer}: median D/2",
         )  # fmt: skip
     drawn.update_layout(
-        title="White noise as a defence: what is still read, and what it costs (SmolLM2-135M)",
-        xaxis={"title": "length of the noise, % of the state's", "type": "log"},
+        title="White noise: what is still read (hollow: in haste), and what it costs (SmolLM2-135M)",
+        xaxis={"title": "length of the noise, % of the state's", "type": "log", "tickvals": strength},
         yaxis={"title": "share of tokens", "range": [0, 1.02]},
         width=900, height=480, margin={"r": 240},
     )  # fmt: skip
